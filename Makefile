@@ -1,0 +1,88 @@
+# `make help` lists the targets. Everything runs from a clean clone.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+MODEL ?=
+DEVICE ?= cpu
+PORT ?= 8000
+ARGS ?=
+DETACH ?=
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down logs test test-model lint fmt protos protos-check demo-model bench golden docs-settings size clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.stamp-run: pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) …"
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+$(VENV)/.stamp: $(VENV)/.stamp-run
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.stamp ## make the virtual environment in .venv, with the development tools
+
+up: $(VENV)/.stamp-run ## start the stack on this machine: MODEL=dir DEVICE=cpu|cuda PORT=8000 DETACH=1 ARGS="…"
+	@$(VENV)/bin/millrace up --port $(PORT) --device $(DEVICE) $(if $(MODEL),--model $(MODEL)) $(if $(DETACH),--detach) $(ARGS)
+
+down: ## stop what `make up DETACH=1` started
+	@test ! -x $(VENV)/bin/millrace || $(VENV)/bin/millrace down
+
+logs: ## follow the logs of the stack
+	@$(VENV)/bin/millrace logs
+
+test: $(VENV)/.stamp ## run the whole CPU suite (under five minutes on two cores)
+	$(PY) -m pytest $(ARGS)
+
+test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own folder: MODEL=dir
+	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }
+	$(PY) -m pytest -m model tests --model $(MODEL) $(ARGS)
+
+lint: $(VENV)/.stamp protos-check ## ruff, mypy --strict, and generated protos up to date
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+fmt: $(VENV)/.stamp ## format the code
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+
+# Generated with an old toolchain on purpose: its output runs on every newer runtime.
+$(VENV)-protos/.stamp:
+	@$(PYTHON) -m venv $(VENV)-protos
+	@$(VENV)-protos/bin/python -m pip install -q --disable-pip-version-check 'grpcio-tools==1.71.2' 'protobuf==5.29.5' 'setuptools<80'
+	@touch $@
+
+PROTOC = $(VENV)-protos/bin/python -m grpc_tools.protoc -I.
+protos: $(VENV)-protos/.stamp ## regenerate protos/*_pb2* from protos/*.proto
+	$(PROTOC) --python_out=. --pyi_out=. protos/*.proto
+	$(PROTOC) --grpc_python_out=. protos/tokenizer.proto protos/engine.proto
+
+protos-check: $(VENV)-protos/.stamp ## fail when the committed generated code differs
+	@rm -rf build/protos && mkdir -p build/protos
+	@$(PROTOC) --python_out=build/protos --pyi_out=build/protos protos/*.proto
+	@$(PROTOC) --grpc_python_out=build/protos protos/tokenizer.proto protos/engine.proto
+	@for f in build/protos/protos/*; do cmp $$f protos/$$(basename $$f) || { echo "run: make protos"; exit 1; }; done
+
+demo-model: $(VENV)/.stamp ## train the embedded demo model again (needs torch, about an hour on two cores)
+	$(PY) -m pip install -q -c constraints.txt -e '.[train]'
+	$(PY) -m tools.train_demo_model --out millrace/demo_model
+
+golden: $(VENV)/.stamp ## rewrite the scheduler's golden stories; read the diff before you commit it
+	$(PY) -m pytest tests/engine_core/scheduling/test_stories.py --golden-rewrite
+
+bench: $(VENV)/.stamp ## print what a token costs in each tier, against one threaded process
+	$(PY) -m bench.tier_budget $(ARGS)
+
+docs-settings: $(VENV)/.stamp ## print the settings table of the README from the settings structs
+	$(PY) -m tools.settings_table
+
+size: ## lines of Python that run in production
+	@git ls-files 'common/*.py' 'api_gateway/*.py' 'tokenizer_service/*.py' 'engine_core/*.py' 'worker/*.py' 'millrace/*.py' protos/worker.py protos/limits.py | xargs cat | wc -l
+
+clean: ## remove the virtual environments and caches
+	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,83 @@
+"""Typed ZeroMQ sockets: msgspec structs in, msgspec structs out, blocking with a timeout.
+
+Identities contain a random incarnation and ROUTER is mandatory, so that nothing queued for a dead
+process reaches its successor. One thread owns a socket. Never spin on one: its I/O thread needs
+the core (measured: p99 12 ms instead of 0.3).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+In = TypeVar("In")
+
+
+class Gone(Exception):
+    """The peer of this identity is not connected."""
+
+
+class Dealer(Generic[In]):
+    """The side that connects. `kinds` is the union of messages it receives."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, name: str, kinds: Any) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, f"{name}-{os.urandom(6).hex()}".encode())
+        self.socket.setsockopt(zmq.LINGER, 200)
+        self.socket.connect(address)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(kinds).decode
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.socket.send(self._encode(message))
+
+    def receive(self, timeout_s: float | None = None) -> In | None:
+        """Return the next message, or None after `timeout_s` seconds (None waits for ever)."""
+        if not self.socket.poll(None if timeout_s is None else int(timeout_s * 1000)):
+            return None
+        message: In = self._decode(self.socket.recv())
+        return message
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Router(Generic[In]):
+    """The side that binds and speaks to many by identity."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, kinds: Any) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.LINGER, 200)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.bind(address)
+        self.address = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(kinds).decode
+
+    @property
+    def port(self) -> int:
+        """TCP port that was bound; only for tcp addresses."""
+        return int(self.address.rpartition(":")[2])
+
+    def send(self, peer: bytes, message: msgspec.Struct) -> None:
+        """Send to `peer`; raise Gone when it is not connected."""
+        try:
+            self.socket.send_multipart([peer, self._encode(message)])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise Gone(peer.decode(errors="replace")) from error
+            raise
+
+    def receive(self, timeout_s: float | None = None) -> tuple[bytes, In] | None:
+        """Return the next (peer, message), or None after `timeout_s` seconds."""
+        if not self.socket.poll(None if timeout_s is None else int(timeout_s * 1000)):
+            return None
+        peer, body = self.socket.recv_multipart()
+        return peer, self._decode(body)
+
+    def close(self) -> None:
+        self.socket.close()

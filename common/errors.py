@@ -1,0 +1,134 @@
+"""The exceptions a user or an operator can cause, and what each means outside.
+
+ServiceError
+├── InvalidRequest     400  a field is wrong; `param` names it
+├── Unauthorized       401  no key, or an unknown one
+├── Forbidden          403  the key may not do this
+├── NotFound           404  unknown model, route or request
+├── DeadlineExceeded   408  the request's own deadline has passed
+├── PayloadTooLarge    413  body or prompt over the limit
+├── Unprocessable      422  a template or schema refused the input
+├── Overloaded         429  a queue or quota is full; `retry_after_s` says when to come back
+├── Cancelled          499  the client is gone, or asked to cancel
+├── Internal           500  our fault
+├── Unavailable        503  loading, draining, or the tier below is gone
+└── StepTimeout        504  the engine makes no progress
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ServiceError(Exception):
+    """Root of the tree. `message` says what, which value, and what is allowed."""
+
+    http_status: ClassVar[int] = 500
+    openai_type: ClassVar[str] = "internal_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+        self.retry_after_s = retry_after_s
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the wire's `ErrorDetail`."""
+        return {
+            "kind": type(self).__name__,
+            "message": self.message,
+            "param": self.param or "",
+            "code": self.code or "",
+            "retry_after_ms": int((self.retry_after_s or 0) * 1000),
+        }
+
+
+class InvalidRequest(ServiceError):
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class Unauthorized(ServiceError):
+    http_status = 401
+    openai_type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class Forbidden(ServiceError):
+    http_status = 403
+    openai_type = "permission_error"
+
+
+class NotFound(ServiceError):
+    http_status = 404
+    openai_type = "not_found_error"
+
+
+class DeadlineExceeded(ServiceError):
+    http_status = 408
+    openai_type = "timeout_error"
+    default_code = "deadline_exceeded"
+
+
+class PayloadTooLarge(ServiceError):
+    http_status = 413
+    openai_type = "invalid_request_error"
+
+
+class Unprocessable(ServiceError):
+    http_status = 422
+    openai_type = "invalid_request_error"
+
+
+class Overloaded(ServiceError):
+    http_status = 429
+    openai_type = "rate_limit_error"
+    default_code = "overloaded"
+
+
+class Cancelled(ServiceError):
+    http_status = 499
+    openai_type = "cancelled_error"
+    default_code = "cancelled"
+
+
+class Internal(ServiceError):
+    default_code = "internal"
+
+
+class Unavailable(ServiceError):
+    http_status = 503
+    openai_type = "unavailable_error"
+    default_code = "unavailable"
+
+
+class StepTimeout(ServiceError):
+    http_status = 504
+    openai_type = "timeout_error"
+    default_code = "step_timeout"
+
+
+BY_KIND: dict[str, type[ServiceError]] = {
+    cls.__name__: cls for cls in ServiceError.__subclasses__()
+}
+
+
+def from_detail(detail: Any) -> ServiceError:
+    """Rebuild the exception from any object with the fields of `ErrorDetail`."""
+    cls = BY_KIND.get(detail.kind, Internal)
+    retry_after_s = detail.retry_after_ms / 1000 or None
+    return cls(
+        detail.message,
+        param=detail.param or None,
+        code=detail.code or None,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,57 @@
+"""gRPC between tiers: options, addresses, and a server that stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+async def resolve(addresses: str) -> set[str]:
+    """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas."""
+    loop = asyncio.get_running_loop()
+    found: set[str] = set()
+    for address in filter(None, (a.strip() for a in addresses.split(","))):
+        host, _, port = address.rpartition(":")
+        try:
+            rows = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            continue  # a service that has no replica yet has no name either
+        found |= {_joined(str(row[4][0]), int(row[4][1])) for row in rows}
+    return found
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """Return a lazy channel to one `ip:port`."""
+    return grpc.aio.insecure_channel(address, options=OPTIONS)
+
+
+async def start_server(server: grpc.aio.Server, address: str) -> int:
+    """Bind and start `server`; return the port. Raises RuntimeError when the port is taken."""
+    port = server.add_insecure_port(address)
+    await server.start()
+    return port
+
+
+def new_server() -> grpc.aio.Server:
+    """Return a gRPC server with the house's options."""
+    return grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])

@@ -1,0 +1,100 @@
+"""Settings are read once, at the door: defaults < YAML file < environment < command line.
+
+A service declares one frozen msgspec struct whose fields carry `Meta(description=…)` and bounds.
+For the service `worker` the field `model` is `worker: {model: …}` in the YAML file named by
+MILLRACE_CONFIG, MILLRACE_WORKER_MODEL in the environment (MILLRACE_WORKER_MODEL_FILE for the
+content of a file, as secrets are mounted) and `--model=…` on the command line. An unknown or
+ill-typed name is an error. Nothing else in the project reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+S = TypeVar("S", bound=msgspec.Struct)
+CONFIG_VARIABLE = "MILLRACE_CONFIG"
+
+
+class SettingsError(Exception):
+    """A setting is unknown, missing, or of the wrong type or range."""
+
+
+def load(
+    cls: type[S],
+    service: str,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> S:
+    """Merge the four sources into `cls`; raise SettingsError that names the field."""
+    argv = sys.argv[1:] if argv is None else argv
+    environ = os.environ if environ is None else environ
+    merged: dict[str, Any] = {}
+    if config := environ.get(CONFIG_VARIABLE):
+        merged |= (yaml.safe_load(Path(config).read_text()) or {}).get(service) or {}
+    merged |= from_environment(environ, f"MILLRACE_{service.upper()}_", cls.__struct_fields__)
+    merged |= from_arguments(argv)
+    unknown = sorted(set(merged) - set(cls.__struct_fields__))
+    if unknown:
+        raise SettingsError(
+            f"{service}: unknown settings {unknown}; known: {list(cls.__struct_fields__)}"
+        )
+    try:
+        return msgspec.convert(merged, cls, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{service}: {error}") from error
+
+
+def load_or_exit(cls: type[S], service: str) -> S:
+    """As `load`, for `__main__`: a bad setting ends the process with one clear line."""
+    try:
+        return load(cls, service)
+    except SettingsError as error:
+        sys.exit(f"settings: {error}")
+
+
+def from_environment(
+    environ: Mapping[str, str], prefix: str, fields: Sequence[str]
+) -> dict[str, str]:
+    """Return the variables under `prefix` by field; NAME_FILE stands for the content of a file."""
+    found: dict[str, str] = {}
+    for key, value in environ.items():
+        if not key.startswith(prefix):
+            continue
+        name = key.removeprefix(prefix).lower()
+        if name not in fields and name.endswith("_file") and name[: -len("_file")] in fields:
+            found[name[: -len("_file")]] = Path(value).read_text().strip()
+        elif value != "" or name not in fields:
+            found[name] = value  # an empty variable is one that compose left unset
+    return found
+
+
+def from_arguments(argv: Sequence[str]) -> dict[str, str]:
+    """Return `--some-field=value` and `--some-field value` by field; a bare flag is true."""
+    found: dict[str, str] = {}
+    pending = list(argv)
+    while pending:
+        flag = pending.pop(0)
+        if not flag.startswith("--"):
+            raise SettingsError(f"expected --field=value, got {flag!r}")
+        name, equals, value = flag[2:].partition("=")
+        if not equals:
+            value = pending.pop(0) if pending and not pending[0].startswith("--") else "true"
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def variable(name: str, default: str = "") -> str:
+    """Return one environment variable, for the rare need outside a service's settings."""
+    return os.environ.get(name, default)
+
+
+def inherited(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child process: ours plus `extra`."""
+    return {**os.environ, **extra}

@@ -1,0 +1,1 @@
+"""Millrace: an LLM serving stack in four tiers."""

@@ -1,0 +1,161 @@
+from protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GatewayMessage(_message.Message):
+    __slots__ = ("session", "adds", "aborts")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADDS_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    adds: _containers.RepeatedCompositeFieldContainer[TextRequest]
+    aborts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[TextRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TextRequest(_message.Message):
+    __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed", "traceparent")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    request_id: str
+    model: str
+    limits: _common_pb2.Limits
+    sampling: _common_pb2.SamplingParams
+    text: TextOptions
+    chat: ChatInput
+    prompt: str
+    prompt_token_ids: bytes
+    attempt: int
+    resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
+    traceparent: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., attempt: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ChatInput(_message.Message):
+    __slots__ = ("messages_json", "tools_json", "template_kwargs_json", "no_generation_prompt", "continue_final_message")
+    MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NO_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    messages_json: bytes
+    tools_json: bytes
+    template_kwargs_json: bytes
+    no_generation_prompt: bool
+    continue_final_message: bool
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., template_kwargs_json: _Optional[bytes] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ...) -> None: ...
+
+class TextOptions(_message.Message):
+    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids")
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    include_stop: bool
+    ignore_eos: bool
+    keep_special_tokens: bool
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("token_ids", "text_bytes")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    text_bytes: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., text_bytes: _Optional[int] = ...) -> None: ...
+
+class TextMessage(_message.Message):
+    __slots__ = ("opened", "batch", "state")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    opened: _common_pb2.SessionOpened
+    batch: TextBatch
+    state: _common_pb2.EngineState
+    def __init__(self, opened: _Optional[_Union[_common_pb2.SessionOpened, _Mapping]] = ..., batch: _Optional[_Union[TextBatch, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.EngineState, _Mapping]] = ...) -> None: ...
+
+class TextBatch(_message.Message):
+    __slots__ = ("step_id", "timestamp_ns", "slots", "text_offsets", "texts", "counts", "token_offsets", "token_ids", "started", "finishes", "logprobs")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    timestamp_ns: int
+    slots: bytes
+    text_offsets: bytes
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    counts: bytes
+    token_offsets: bytes
+    token_ids: bytes
+    started: _containers.RepeatedCompositeFieldContainer[Started]
+    finishes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Finish]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TextLogprobs]
+    def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("slot", "num_prompt_tokens")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    num_prompt_tokens: int
+    def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class TextLogprobs(_message.Message):
+    __slots__ = ("slot", "index", "entries")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    index: int
+    entries: _containers.RepeatedCompositeFieldContainer[TextLogprob]
+    def __init__(self, slot: _Optional[int] = ..., index: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[TextLogprob, _Mapping]]] = ...) -> None: ...
+
+class TextLogprob(_message.Message):
+    __slots__ = ("token_id", "logprob", "token", "token_bytes")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprob: float
+    token: str
+    token_bytes: bytes
+    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ("num_cancelled",)
+    NUM_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    num_cancelled: int
+    def __init__(self, num_cancelled: _Optional[int] = ...) -> None: ...

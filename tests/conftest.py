@@ -1,0 +1,40 @@
+"""Options and fixtures shared by the whole suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE_DATA = ROOT.parent / "shared"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reference-data", type=Path, default=REFERENCE_DATA)
+    parser.addoption("--model", type=Path, help="model folder for the tests marked `model`")
+    parser.addoption("--golden-rewrite", action="store_true", help="rewrite golden stories")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--model") is None:
+        absent = pytest.mark.skip(reason="runs with --model DIR (make test-model MODEL=DIR)")
+        for item in items:
+            if "model" in item.keywords:
+                item.add_marker(absent)
+
+
+@pytest.fixture(scope="session")
+def reference_data(pytestconfig: pytest.Config) -> Path:
+    """Folder of real tokenizers, templates and golden outputs; strangers have none."""
+    folder: Path = pytestconfig.getoption("--reference-data")
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder} (option --reference-data)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(pytestconfig: pytest.Config) -> Path:
+    """The user's model folder, of tests marked `model`."""
+    folder: Path = pytestconfig.getoption("--model")
+    return folder

@@ -1,0 +1,1 @@
+"""Development tools: code that makes or checks things and is not part of the runtime."""
