@@ -78,7 +78,7 @@ golden: $(VENV)/.stamp ## rewrite the scheduler's golden stories; read the diff 
 bench: $(VENV)/.stamp ## print what a token costs in each tier, against one threaded process
 	$(PY) -m bench.tier_budget $(ARGS)
 
-docs-settings: $(VENV)/.stamp ## print the settings table of the README from the settings structs
+docs-settings: $(VENV)/.stamp ## rewrite the settings table of the README from the settings structs
 	$(PY) -m tools.settings_table
 
 size: ## lines of Python that run in production

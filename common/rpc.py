@@ -29,15 +29,11 @@ async def resolve(addresses: str) -> set[str]:
     for address in filter(None, (a.strip() for a in addresses.split(","))):
         host, _, port = address.rpartition(":")
         try:
-            rows = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            rows = await loop.getaddrinfo(host, int(port), family=socket.AF_INET)
         except socket.gaierror:
             continue  # a service that has no replica yet has no name either
-        found |= {_joined(str(row[4][0]), int(row[4][1])) for row in rows}
+        found |= {":".join(map(str, row[4][:2])) for row in rows}
     return found
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def channel(address: str) -> grpc.aio.Channel:

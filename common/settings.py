@@ -90,11 +90,6 @@ def from_arguments(argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def variable(name: str, default: str = "") -> str:
-    """Return one environment variable, for the rare need outside a service's settings."""
-    return os.environ.get(name, default)
-
-
 def inherited(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a child process: ours plus `extra`."""
     return {**os.environ, **extra}

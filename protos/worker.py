@@ -117,6 +117,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error_kind: str = ""
     error_message: str = ""
     error_param: str = ""
+    error_code: str = ""
+    retry_after_ms: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -168,6 +170,11 @@ class SchedulerState(Message, frozen=True):
     execute_s: float
     leaks: str = ""
     """What the ledger check found; empty = the books are true."""
+    iteration_tokens: tuple[int, ...] = ()
+    """Steps by number of tokens: one counter per bucket of `ITERATION_BUCKETS` and one above."""
+
+
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class ReplicaLost(Message, frozen=True):

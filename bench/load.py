@@ -1,0 +1,105 @@
+"""Load generator: `python -m bench.load --url http://127.0.0.1:8000 [--vs http://other:8000]`.
+
+Keeps `--streams` requests in flight until `--requests` are done and prints tokens per second, time
+to first token and the gaps between arrivals. With `--vs` the same load, same seeds, goes to a
+second server right after the first, so that the figures are a ratio from one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import time
+import urllib.request
+from typing import Any
+
+from bench.sse_client import Outcome, stream
+
+PROMPTS = (
+    "What is {a} + {b}?",
+    "Count from {a} to {b}.",
+    "Repeat: the mill turns {a} times",
+    "What is Millrace?",
+    "Hello, my name is Ada{a}.",
+)
+
+
+def percentile(values: list[float], part: float) -> float:
+    """Return the `part` (0..1) quantile of `values` by nearest rank; NaN when empty."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else math.nan
+
+
+def first_model(url: str, key: str) -> str:
+    """Return the first served model's id."""
+    request = urllib.request.Request(f"{url}/v1/models")
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        return str(json.load(reply)["data"][0]["id"])
+
+
+def chat(model: str, number: int, max_tokens: int, exact: bool) -> dict[str, Any]:
+    """Return request `number` of the load; equal on every run."""
+    text = PROMPTS[number % len(PROMPTS)].format(a=number % 89 + 1, b=number % 97 + 3)
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "seed": number,
+    }
+    return {**body, "ignore_eos": True} if exact else body
+
+
+async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
+    """Send the load to one server and return its figures."""
+    model = args.model or first_model(url, args.key)
+    places = asyncio.Semaphore(args.streams)
+
+    async def one(number: int) -> Outcome:
+        async with places:
+            body = chat(model, number, args.max_tokens, not args.natural)
+            return await stream(f"{url}/v1/chat/completions", body, args.key)
+
+    started = time.monotonic()
+    outcomes = await asyncio.gather(*(one(number) for number in range(args.requests)))
+    wall_s = time.monotonic() - started
+    good = [o for o in outcomes if o.ok]
+    gaps = [b - a for o in good for a, b in zip(o.arrivals, o.arrivals[1:], strict=False)]
+    ttft = [o.ttft_s for o in good]
+    return {
+        "requests": len(outcomes),
+        "failed": len(outcomes) - len(good),
+        "tokens_per_s": sum(o.num_tokens for o in good) / wall_s,
+        "ttft_p50_ms": percentile(ttft, 0.5) * 1e3,
+        "ttft_p95_ms": percentile(ttft, 0.95) * 1e3,
+        "gap_p50_ms": percentile(gaps, 0.5) * 1e3,
+        "gap_p99_ms": percentile(gaps, 0.99) * 1e3,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return 1 when any request failed."""
+    parser = argparse.ArgumentParser(prog="millrace bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--vs", help="a second server, measured right after with the same load")
+    parser.add_argument("--model", help="served name (default: the first the server lists)")
+    parser.add_argument("--key", default="", help="API key")
+    parser.add_argument("--streams", type=int, default=32, help="requests in flight")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
+    args = parser.parse_args(argv)
+    reports = {url: asyncio.run(run(args, url)) for url in filter(None, (args.url, args.vs))}
+    for name in next(iter(reports.values())):
+        values = [report[name] for report in reports.values()]
+        ratio = f"   ratio {values[0] / values[1]:.2f}" if len(values) > 1 and values[1] else ""
+        print(f"{name:>14}  " + "  ".join(f"{value:12.1f}" for value in values) + ratio)
+    return int(any(report["failed"] for report in reports.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

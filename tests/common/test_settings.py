@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from common.settings import SettingsError, load
+
+
+class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535, description="TCP port")] = 8000
+    host: str = "127.0.0.1"
+    secret: str = ""
+    lenient: bool = False
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    config = tmp_path / "m.yaml"
+    config.write_text("door: {port: 1, host: yaml}\nother: {x: 1}\n")
+    environ = {"MILLRACE_CONFIG": str(config), "MILLRACE_DOOR_PORT": "2"}
+    assert load(Door, "door", [], {}) == Door()
+    assert load(Door, "door", [], environ) == Door(port=2, host="yaml")
+    assert load(Door, "door", ["--port=3", "--lenient"], environ).port == 3
+
+
+def test_flags_take_both_spellings() -> None:
+    assert load(Door, "door", ["--port", "5", "--host=x"], {}) == Door(port=5, host="x")
+    assert load(Door, "door", ["--lenient", "--port", "5"], {}).lenient
+
+
+def test_a_secret_may_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("hush\n")
+    assert (
+        load(Door, "door", [], {"MILLRACE_DOOR_SECRET_FILE": str(tmp_path / "s")}).secret == "hush"
+    )
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert load(Door, "door", [], {"MILLRACE_DOOR_PORT": ""}).port == 8000
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "named"),
+    [
+        (["--prot=1"], {}, "prot"),
+        ([], {"MILLRACE_DOOR_PROT": "1"}, "prot"),
+        (["--port=x"], {}, "port"),
+        (["--port=70000"], {}, "port"),
+        (["port"], {}, "port"),
+    ],
+)
+def test_errors_name_the_field(argv: list[str], environ: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        load(Door, "door", argv, environ)
