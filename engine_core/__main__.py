@@ -1,0 +1,93 @@
+"""Composition root of the front: settings → fleet, service, registry, side port → serve."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+
+import zmq
+
+from common import logs, metrics, rpc
+from common.settings import load_or_exit
+from engine_core.front import Front
+from engine_core.metrics import PhaseTimes, register
+from engine_core.registry import Listener, Registry
+from engine_core.replica import Fleet
+from engine_core.scheduler_process import SchedulerConfig, freeze_heap
+from engine_core.settings import Settings
+from protos.engine_pb2_grpc import add_EngineServicer_to_server
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and end the schedulers."""
+    log = logs.setup("engine", settings.log_level)
+    series = metrics.new_registry()
+    phases = PhaseTimes(series)
+    fleet = Fleet(settings.step_budget_s, time.monotonic)
+    register(series, fleet, with_aliases=settings.vllm_aliases)
+    name = settings.name or f"{socket.gethostname()}:{settings.port}"
+    front = Front(name, fleet, settings.max_waiting, phases.observe)
+    context = zmq.Context()
+    listener = Listener(front.replica_ready, front.replica_output, front.replica_lost)
+    address = f"tcp://{settings.registry_host}:{settings.registry_port}"
+    registry = Registry(context, address, scheduler_config(settings), fleet, listener)
+    server = rpc.new_server()
+    add_EngineServicer_to_server(front, server)  # type: ignore[no-untyped-call]
+    port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
+    side = metrics.serve(settings.metrics_host, settings.metrics_port, series, front.reasons)
+    ticker = asyncio.create_task(front.tick())
+    stopping = stop_signals()
+    freeze_heap()
+    log.info("listening", extra={"port": port, "registry": registry.port, "metrics": side})
+    await stopping.wait()
+    await front.drain(settings.drain_s)
+    ticker.cancel()
+    await server.stop(0)
+    await registry.close()
+    context.term()
+
+
+def scheduler_config(settings: Settings) -> SchedulerConfig:
+    """Return what all scheduler processes have in common."""
+    return SchedulerConfig(
+        replica=0,
+        parent_pid=os.getpid(),
+        front_address="",
+        worker_host=settings.registry_host,
+        world_size=settings.tensor_parallel_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        max_waiting=settings.max_waiting,
+        join_timeout_s=settings.join_timeout_s,
+        step_timeout_s=settings.step_timeout_s,
+        worker_timeout_s=settings.worker_timeout_s,
+        log_level=settings.log_level,
+    )
+
+
+def stop_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+def main() -> None:
+    settings = load_or_exit(Settings, "engine")
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        sys.exit(
+            f"settings: engine: max_num_batched_tokens ({settings.max_num_batched_tokens}) must be "
+            f"at least max_num_seqs ({settings.max_num_seqs}): every running sequence needs one"
+        )
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""One caller's stream: its live slots and the one task that writes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from engine_core.outbox import Outbox
+from engine_core.replica import Replica
+from protos.common_pb2 import EngineState, SessionOpened
+from protos.engine_pb2 import EngineReply
+from protos.worker import Finished, SessionOutput
+
+Write = Callable[[EngineReply], Awaitable[None]]
+
+
+class Caller:
+    """State of one stream. `number` fences it: what names another number is not of this stream."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.slots: dict[int, Replica | None] = {}
+        """Live slots and where they run; None while no replica is ready."""
+        self._outbox = Outbox()
+        self._state: EngineState | None = None
+        self._wake = asyncio.Event()
+
+    def deliver(self, step_id: int, timestamp_ns: int, output: SessionOutput) -> None:
+        """Queue what a step has brought and forget the slots it ends; never blocks."""
+        for row in output.finishes:
+            self.forget(row.slot)
+        self._outbox.put(step_id, timestamp_ns, output)
+        self._wake.set()
+
+    def end(self, rows: list[Finished]) -> None:
+        """Queue ends that no step has brought."""
+        output = SessionOutput(self.number, b"", b"", b"", b"", tuple(rows))
+        self.deliver(0, time.monotonic_ns(), output)
+
+    def tell(self, state: EngineState) -> None:
+        """Queue the engine's state; only the latest is sent."""
+        self._state = state
+        self._wake.set()
+
+    def place(self, slot: int, replica: Replica | None) -> None:
+        """Note where a new or a held slot runs."""
+        self.slots[slot] = replica
+        if replica is not None:
+            replica.num_live += 1
+
+    def forget(self, slot: int) -> None:
+        replica = self.slots.pop(slot, None)
+        if replica is not None:
+            replica.num_live -= 1
+
+    async def write_all(self, write: Write) -> None:
+        """Send what is queued for ever; the only caller of `write`."""
+        await write(EngineReply(opened=SessionOpened(session=self.number)))
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if batch := self._outbox.take():
+                await write(EngineReply(batch=batch))
+            if self._state is not None:
+                state, self._state = self._state, None
+                await write(EngineReply(state=state))

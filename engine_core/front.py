@@ -1,0 +1,215 @@
+"""The Engine service: callers' streams in, replicas' output out.
+
+Knows sessions, which replica each slot runs on, and requests held until one is ready. Never looks
+into a column, never waits for a caller, decides nothing about blocks or steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from common.channel import Gone
+from engine_core.caller import Caller
+from engine_core.held import HeldRequests
+from engine_core.replica import Fleet, Replica
+from engine_core.scheduling.request import FinishReason, Problem
+from engine_core.scheduling.rows import refused_row, slots_of
+from engine_core.translate import to_add
+from protos.common_pb2 import EngineState
+from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest
+from protos.engine_pb2_grpc import EngineServicer
+from protos.limits import LIMITS
+from protos.worker import Abort, Add, CloseSession, Finished, StepOutput, StopAt, ToScheduler
+
+log = logging.getLogger(__name__)
+
+STATE_INTERVAL_S = 0.25
+Context = grpc.aio.ServicerContext[EngineRequest, EngineReply]
+
+
+class Front(EngineServicer):
+    """Servicer and switchboard. `observe(replica, row)` sees every end that a replica reports."""
+
+    def __init__(
+        self,
+        engine: str,
+        fleet: Fleet,
+        max_waiting: int,
+        observe: Callable[[Replica, Finished], None],
+    ) -> None:
+        self.sessions: dict[int, Caller] = {}
+        self._engine = engine
+        self._fleet = fleet
+        self._held = HeldRequests(max_waiting)
+        self._observe = observe
+        self._numbers = itertools.count(random.getrandbits(32) << 24)
+        self._last_ready: bool | None = None
+        self._is_draining = False
+
+    # ── callers ──────────────────────────────────────────────────────────────────────────────
+
+    async def Session(self, requests: AsyncIterator[EngineRequest], context: Context) -> None:
+        """Serve one caller until its stream ends, then end all its requests."""
+        caller = Caller(next(self._numbers))
+        self.sessions[caller.number] = caller
+        caller.tell(self.state())
+        log.info("session opened", extra={"session": caller.number, "peer": context.peer()})
+        writer = asyncio.create_task(caller.write_all(context.write))
+        writer.add_done_callback(_say_why)
+        try:
+            async for message in requests:
+                if message.session == caller.number:
+                    self.receive(caller, message)
+        finally:
+            writer.cancel()
+            self._close(caller)
+
+    def receive(self, caller: Caller, message: EngineRequest) -> None:
+        """Take in what one message asks: adds, then aborts, then stops."""
+        for request in message.adds:
+            self._add(caller, request)
+        for slot in message.aborts:
+            self._pass_on(caller, Abort(caller.number, slot), FinishReason.ABORTED)
+        for stop in message.stops:
+            order = StopAt(caller.number, stop.slot, stop.num_output_tokens)
+            self._pass_on(caller, order, FinishReason.STOPPED)
+
+    def _add(self, caller: Caller, request: GenerateRequest) -> None:
+        """The exception boundary of one request."""
+        try:
+            add = to_add(caller.number, request)
+        except ValueError as error:
+            problem = Problem("InvalidRequest", f"malformed request: {error}")
+            count = min(max(request.limits.n, 1), int(LIMITS["n"].high))
+            self._end(caller, [request.slot + i for i in range(count)], problem)
+            return
+        slots = [*slots_of(add)]
+        if taken := [slot for slot in slots if slot in caller.slots]:
+            log.error("dropped a request on live slots", extra={"slots": taken})
+        elif self._is_draining:
+            self._end(caller, slots, lost("the engine is shutting down"))
+        else:
+            self._place(caller, add)
+
+    def _place(self, caller: Caller, add: Add) -> None:
+        replica = self._fleet.pick()
+        if replica is None:
+            problem = self._held.hold(add, self._fleet.clock())
+            if problem:
+                self._end(caller, [*slots_of(add)], problem)
+                return
+        for slot in slots_of(add):
+            caller.place(slot, replica)
+        if replica is not None:
+            self._send(replica, add)
+
+    def _send(self, replica: Replica, message: ToScheduler) -> None:
+        try:
+            replica.send(message)
+        except Gone:  # its process has ended: `replica_lost` will end all that ran there
+            log.warning("replica does not listen", extra={"replica": replica.number})
+
+    def _pass_on(self, caller: Caller, order: Abort | StopAt, reason: FinishReason) -> None:
+        """Hand an order to the replica of its slot; end a held slot here."""
+        if order.slot not in caller.slots:
+            return
+        replica = caller.slots[order.slot]
+        if replica is not None:
+            self._send(replica, order)
+            return
+        self._held.drop(caller.number, order.slot)
+        self._end(caller, [order.slot], Problem("", "", reason=reason))
+
+    def _close(self, caller: Caller) -> None:
+        del self.sessions[caller.number]
+        self._held.drop_session(caller.number)
+        for slot in list(caller.slots):
+            caller.forget(slot)
+        for replica in self._fleet.ready():
+            self._send(replica, CloseSession(caller.number))
+        log.info("session closed", extra={"session": caller.number})
+
+    def _end(self, caller: Caller, slots: list[int], problem: Problem) -> None:
+        caller.end([refused_row(slot, problem, 0) for slot in slots])
+
+    # ── replicas ─────────────────────────────────────────────────────────────────────────────
+
+    def replica_output(self, replica: Replica, output: StepOutput) -> None:
+        """Hand a step's columns to their callers as they are."""
+        for part in output.sessions:
+            for row in part.finishes:
+                self._observe(replica, row)
+            caller = self.sessions.get(part.session)
+            if caller is not None:
+                caller.deliver(output.step_id, output.timestamp_ns, part)
+
+    def replica_ready(self, replica: Replica) -> None:
+        """Give a new replica what was held for want of one."""
+        for add in self._held.release(self._fleet.clock()):
+            caller = self.sessions[add.session]
+            for slot in slots_of(add):
+                caller.forget(slot)
+            self._place(caller, add)
+        self.announce()
+
+    def replica_lost(self, replica: Replica, reason: str) -> None:
+        """End all that ran there; whoever holds the tokens replays it elsewhere."""
+        for caller in self.sessions.values():
+            slots = [slot for slot, place in caller.slots.items() if place is replica]
+            if slots:
+                self._end(caller, slots, lost(f"replica {replica.number} is lost: {reason}"))
+        self.announce()
+
+    # ── health ───────────────────────────────────────────────────────────────────────────────
+
+    def reasons(self) -> list[str]:
+        """Return why this engine is not ready; empty = it is."""
+        return ["the engine is shutting down"] if self._is_draining else self._fleet.reasons()
+
+    def state(self) -> EngineState:
+        return self._fleet.report(self._engine, len(self._held), self.reasons())
+
+    def announce(self) -> None:
+        """Tell every caller how the engine is."""
+        state = self.state()
+        if state.ready != self._last_ready:
+            self._last_ready = state.ready
+            log.info("ready" if state.ready else "not ready", extra={"reasons": [*state.reasons]})
+        for caller in self.sessions.values():
+            caller.tell(state)
+
+    async def tick(self) -> None:
+        """Announce and let held requests expire, for ever."""
+        while True:
+            await asyncio.sleep(STATE_INTERVAL_S)
+            for number, slot in self._held.overdue(self._fleet.clock()):
+                self._held.drop(number, slot)
+                late = Problem("", "", reason=FinishReason.DEADLINE)
+                self._end(self.sessions[number], [slot], late)
+            self.announce()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new and wait until all has ended, `timeout_s` seconds at most."""
+        self._is_draining = True
+        self.announce()
+        end = self._fleet.clock() + timeout_s
+        while any(caller.slots for caller in self.sessions.values()):
+            if self._fleet.clock() >= end:
+                return
+            await asyncio.sleep(0.05)
+
+
+def lost(message: str) -> Problem:
+    """Return the end that tells the tier above to replay."""
+    return Problem("Unavailable", message, code="replica_lost", reason=FinishReason.ERROR)
+
+
+def _say_why(writer: asyncio.Task[None]) -> None:
+    if not writer.cancelled() and (error := writer.exception()):
+        log.info("stream broke", extra={"reason": repr(error)})

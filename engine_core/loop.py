@@ -1,0 +1,193 @@
+"""The only loop of the engine: admit → schedule → execute → apply → publish.
+
+Synchronous, one thread. Knows a scheduler and two links; not what is behind them: ZeroMQ in the
+scheduler process, direct calls in the offline API. Whoever drives it handles WorkerLost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from engine_core.publish import step_output
+from engine_core.scheduling.request import Problem
+from engine_core.scheduling.scheduler import Scheduler, SlotInUse
+from engine_core.scheduling.sequence import TokenEvent
+from protos.worker import (
+    Abort,
+    Add,
+    CloseSession,
+    ExecutePlan,
+    SchedulerState,
+    Shutdown,
+    StepResult,
+    StopAt,
+    ToFront,
+    ToScheduler,
+)
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.2
+STATE_INTERVAL_S = 0.2
+AUDIT_INTERVAL_S = 60.0
+
+
+class WorkerLost(Exception):
+    """The workers of this replica are gone or not to be trusted; the message says why."""
+
+
+class WorkerLink(Protocol):
+    """The workers of one replica, as one. A `ModelRunner` in the same process is one, too."""
+
+    def execute(self, plan: ExecutePlan) -> StepResult:
+        """Compute one step and wait for it; raise WorkerLost when that cannot be had."""
+        ...
+
+
+class FrontLink(Protocol):
+    """Who asks and who gets the answers."""
+
+    def receive(self, timeout_s: float) -> list[ToScheduler]:
+        """Return all messages that are there, waiting up to `timeout_s` for the first."""
+        ...
+
+    def send(self, message: ToFront) -> None:
+        """Hand over one message; never blocks."""
+        ...
+
+
+def _unknown_age() -> float:
+    return 0.0
+
+
+class EngineLoop:
+    """Drives one scheduler. `clock` returns seconds; `worker_age` those since the worker spoke.
+
+    `attend` may be called by a WorkerLink while it waits, so that cancels are noticed and the
+    front keeps hearing from us during a long step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: WorkerLink,
+        front: FrontLink,
+        clock: Callable[[], float],
+        worker_age: Callable[[], float] = _unknown_age,
+    ) -> None:
+        self.scheduler = scheduler
+        self.is_stopping = False
+        self._workers = workers
+        self._front = front
+        self._clock = clock
+        self._worker_age = worker_age
+        self._is_busy = False
+        self._step_id = 0
+        self._step_began: float | None = None
+        self._schedule_s = 0.0
+        self._execute_s = 0.0
+        self._next_state = 0.0
+        self._next_audit = clock() + AUDIT_INTERVAL_S
+        self._leaks = ""
+
+    def run(self) -> None:
+        """Step until the front says Shutdown."""
+        while not self.is_stopping:
+            self.step()
+
+    def step(self) -> None:
+        """Take in what is asked, plan one step, run it, hand out its tokens.
+
+        Waits up to IDLE_WAIT_S for a message when the last call found nothing to compute.
+        """
+        self._admit(0.0 if self._is_busy else IDLE_WAIT_S)
+        began = self._clock()
+        plan = self.scheduler.schedule(began)
+        self._publish()
+        self._is_busy = plan is not None
+        if plan is None:
+            return
+        self._step_id = plan.step_id
+        self._step_began = launched = self._clock()
+        result = self._workers.execute(plan)
+        self._step_began = None
+        returned = self._clock()
+        self._publish(self.scheduler.apply(result, returned))
+        self._execute_s += returned - launched
+        self._schedule_s += launched - began + self._clock() - returned
+
+    def attend(self) -> None:
+        """Take in what has arrived and say that we live, in the middle of a step."""
+        self._admit(0.0)
+        self.scheduler.expire(self._clock())
+        self._publish()
+
+    def _admit(self, timeout_s: float) -> None:
+        for message in self._front.receive(timeout_s):
+            self._take(message)
+        now = self._clock()
+        if now >= self._next_state:
+            self._next_state = now + STATE_INTERVAL_S
+            self._front.send(self.state(now))
+
+    def _take(self, message: ToScheduler) -> None:
+        now = self._clock()
+        match message:
+            case Add():
+                self._add(message, now)
+            case Abort():
+                self.scheduler.abort(message.session, message.slot, now)
+            case StopAt():
+                count = message.num_output_tokens
+                self.scheduler.stop_at(message.session, message.slot, count, now)
+            case CloseSession():
+                self.scheduler.close_session(message.session, now)
+            case Shutdown():
+                self.is_stopping = True
+
+    def _add(self, add: Add, now: float) -> None:
+        """The exception boundary of one request: what it breaks, it breaks alone."""
+        try:
+            self.scheduler.add(add, now)
+        except SlotInUse:
+            log.exception("dropped a request on live slots", extra={"request_id": add.request_id})
+        except Exception as error:
+            log.exception("admission failed", extra={"request_id": add.request_id})
+            self.scheduler.refuse(add, Problem("Internal", f"admission failed: {error!r}"))
+
+    def _publish(self, events: list[TokenEvent] | None = None) -> None:
+        events = self.scheduler.take_events() if events is None else events
+        if events:
+            timestamp_ns = int(self._clock() * 1e9)
+            self._front.send(step_output(self._step_id, timestamp_ns, events))
+
+    def state(self, now: float) -> SchedulerState:
+        """Return the heartbeat: gauges, cumulative counters, and what the last audit found."""
+        if now >= self._next_audit:
+            self.audit()
+        scheduler, tally = self.scheduler, self.scheduler.tally
+        return SchedulerState(
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            num_free_blocks=scheduler.pool.num_free,
+            num_blocks=scheduler.pool.num_blocks,
+            step_age_s=0.0 if self._step_began is None else now - self._step_began,
+            worker_age_s=self._worker_age(),
+            num_steps=tally.num_steps,
+            num_preemptions=tally.num_preemptions,
+            num_prefill_tokens=tally.num_prefill_tokens,
+            num_decode_tokens=tally.num_decode_tokens,
+            schedule_s=self._schedule_s,
+            execute_s=self._execute_s,
+            leaks=self._leaks,
+            iteration_tokens=tuple(tally.iteration_tokens),
+        )
+
+    def audit(self) -> None:
+        """Check the books; what is wrong stays in the heartbeat until it is right again."""
+        self._next_audit = self._clock() + AUDIT_INTERVAL_S
+        self._leaks = self.scheduler.check()
+        if self._leaks:
+            log.error("the ledger is wrong", extra={"leaks": self._leaks})

@@ -1,0 +1,62 @@
+"""TokenEvents of one step → one StepOutput: columns per session, sparse rows for what is rare."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from engine_core.scheduling.sequence import TokenEvent
+from protos.worker import Finished, Logprobs, SessionOutput, StepOutput
+
+
+class Columns:
+    """What one session gets of one step; entry i is about `slots[i]`."""
+
+    __slots__ = ("counts", "finishes", "logprobs", "offsets", "slots", "tokens")
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+        self.counts: list[int] = []
+        self.offsets: list[int] = []
+        self.tokens: list[int] = []
+        self.finishes: list[Finished] = []
+        self.logprobs: list[Logprobs] = []
+
+    def output(self, session: int) -> SessionOutput:
+        """Return the columns as bytes; `counts` stays empty when every entry has one token."""
+        is_plain = len(self.tokens) == len(self.slots) == self.counts.count(1)
+        return SessionOutput(
+            session=session,
+            slots=column(self.slots),
+            counts=b"" if is_plain else column(self.counts),
+            token_offsets=column(self.offsets),
+            token_ids=column(self.tokens),
+            finishes=tuple(self.finishes),
+            logprobs=tuple(self.logprobs),
+        )
+
+
+def column(values: Iterable[int]) -> bytes:
+    """Return little-endian u32 values."""
+    return array("I", values).tobytes()
+
+
+def step_output(step_id: int, timestamp_ns: int, events: Iterable[TokenEvent]) -> StepOutput:
+    """Return `events` as one message, in their order within each session."""
+    sessions: dict[int, Columns] = {}
+    for event in events:
+        columns = sessions.get(event.session)
+        if columns is None:
+            columns = sessions[event.session] = Columns()
+        token_ids = event.token_ids
+        if token_ids:
+            columns.slots.append(event.slot)
+            columns.counts.append(len(token_ids))
+            columns.offsets.append(event.offset)
+            columns.tokens += token_ids
+        if event.finish is not None:
+            columns.finishes.append(event.finish)
+        if event.logprobs:
+            columns.logprobs += event.logprobs
+    outputs = tuple(columns.output(session) for session, columns in sessions.items())
+    return StepOutput(step_id, timestamp_ns, outputs)

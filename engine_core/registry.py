@@ -1,0 +1,209 @@
+"""Workers say Hello here; `world_size` of a kind become a replica with a scheduler of its own.
+
+Starts and watches the scheduler processes and hands the workers their leases. Knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from common.channel import Gone, Router
+from engine_core.inbox import Inbox
+from engine_core.replica import Fleet, Phase, Replica
+from engine_core.scheduler_process import SchedulerConfig
+from protos.worker import (
+    FromWorker,
+    Hello,
+    Lease,
+    ReplicaLost,
+    ReplicaReady,
+    SchedulerListening,
+    SchedulerState,
+    StepOutput,
+    ToFront,
+    ToScheduler,
+)
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 1.0
+
+
+class Listener(NamedTuple):
+    """Who is told what becomes of replicas."""
+
+    ready: Callable[[Replica], None]
+    output: Callable[[Replica, StepOutput], None]
+    lost: Callable[[Replica, str], None]
+
+
+class Registry:
+    """Owns the door for workers and all scheduler processes; `config` is their common part."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        config: SchedulerConfig,
+        fleet: Fleet,
+        listener: Listener,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._fleet = fleet
+        self._listener = listener
+        self._folder = tempfile.TemporaryDirectory(prefix="millrace-")
+        router: Router[FromWorker] = Router(context, address, FromWorker)
+        self.port = router.port
+        self._door: Inbox[FromWorker] = Inbox(router, self._hear)
+        self._lone: dict[bytes, Hello] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._is_closing = False
+        self._model_hash = ""
+        self._next_number = 1
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────
+
+    def _hear(self, peer: bytes, message: FromWorker) -> None:
+        if not isinstance(message, Hello):
+            log.warning("dropped what is no Hello", extra={"type": type(message).__name__})
+            return
+        if any(peer in replica.members for replica in self._fleet.replicas.values()):
+            return  # it has a lease, or is about to get one
+        log.info("worker registered", extra={"host": message.host, "device": message.device})
+        self._lone[peer] = message
+        self._form()
+
+    def _form(self) -> None:
+        """Make replicas of lone workers of the same model, build and device."""
+        if not self._fleet.replicas:
+            self._model_hash = ""
+        kinds: dict[tuple[str, str, str], list[bytes]] = {}
+        for peer, hello in self._lone.items():
+            kinds.setdefault((hello.model_hash, hello.build, hello.device), []).append(peer)
+        size = self._config.world_size
+        for (model_hash, _, device), peers in kinds.items():
+            if self._model_hash not in ("", model_hash):
+                log.error("worker has another model", extra={"device": device})
+                continue
+            for start in range(0, len(peers) - size + 1, size):
+                self._model_hash = model_hash
+                self._start(tuple(peers[start : start + size]))
+        self._fleet.num_lone_workers = len(self._lone)
+
+    def _start(self, members: tuple[bytes, ...]) -> None:
+        number, self._next_number = self._next_number, self._next_number + 1
+        hellos = {peer: self._lone.pop(peer) for peer in members}
+        task = asyncio.create_task(self._live(number, hellos))
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    def _lease(self, replica: Replica, hellos: dict[bytes, Hello], port: int) -> None:
+        """Give every member its rank; whoever had none when one turns out gone stays lone."""
+        for rank, peer in enumerate(replica.members):
+            try:
+                self._door.send(peer, Lease(replica.number, rank, self._config.world_size, port))
+            except Gone:
+                self._lone |= {p: hellos[p] for p in replica.members[rank + 1 :]}
+                self._lose(replica, f"its worker of rank {rank} left before it had a lease")
+                return
+
+    # ── schedulers ───────────────────────────────────────────────────────────────────────────
+
+    async def _live(self, number: int, hellos: dict[bytes, Hello]) -> None:
+        """The life of a replica, from its process's start to its process's end."""
+        address = f"ipc://{Path(self._folder.name) / str(number)}"
+        scheduler: list[bytes] = []  # its identity, once it has spoken
+
+        def send(message: ToScheduler) -> None:
+            inbox.send(scheduler[0] if scheduler else b"", message)
+
+        replica = Replica(number, tuple(hellos), send)
+        self._fleet.replicas[number] = replica
+
+        def take(peer: bytes, message: ToFront) -> None:
+            scheduler[:] = [peer]
+            if isinstance(message, SchedulerListening):
+                self._lease(replica, hellos, message.port)
+            else:
+                self._report(replica, message)
+
+        router: Router[ToFront] = Router(self._context, address, ToFront)
+        inbox: Inbox[ToFront] = Inbox(router, take)
+        try:
+            process = await self._spawn(number, address)
+            self._processes[number] = process
+            if self._is_closing or replica.phase is Phase.LOST:
+                end(process)
+            status = await process.wait()
+            self._lose(replica, f"its scheduler ended with status {status}")
+        finally:
+            self._processes.pop(number, None)
+            inbox.close()
+
+    async def _spawn(self, number: int, address: str) -> asyncio.subprocess.Process:
+        config = msgspec.structs.replace(self._config, replica=number, front_address=address)
+        log.info("replica starts", extra={"replica": number})
+        argument = msgspec.json.encode(config).decode()
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine_core.scheduler_process", argument
+        )
+
+    def _report(self, replica: Replica, message: ToFront) -> None:
+        replica.heard_at = self._fleet.clock()
+        match message:
+            case StepOutput():
+                if replica.phase is Phase.READY:
+                    self._listener.output(replica, message)
+            case SchedulerState():
+                replica.state = message
+            case ReplicaReady():
+                replica.phase = Phase.READY
+                replica.facts = message
+                self._listener.ready(replica)
+            case ReplicaLost():
+                self._lose(replica, message.reason)
+
+    def _lose(self, replica: Replica, reason: str) -> None:
+        """Declare a replica lost, once, and have its task end its process."""
+        if replica.phase is Phase.LOST:
+            return
+        replica.phase = Phase.LOST
+        del self._fleet.replicas[replica.number]
+        log.warning("replica lost", extra={"replica": replica.number, "reason": reason})
+        self._listener.lost(replica, reason)
+        if process := self._processes.get(replica.number):
+            end(process)
+        if not self._is_closing:
+            self._form()
+
+    async def close(self) -> None:
+        """End all scheduler processes and the door."""
+        self._is_closing = True
+        self._door.close()
+        for process in self._processes.values():
+            end(process)
+        await asyncio.gather(*self._tasks.values())
+        self._folder.cleanup()
+
+
+def end(process: asyncio.subprocess.Process) -> None:
+    """Ask the process to end, and see to it after STOP_TIMEOUT_S."""
+    if process.returncode is None:
+        process.terminate()
+        asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, _kill, process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()

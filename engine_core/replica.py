@@ -1,0 +1,117 @@
+"""A replica as the front sees it, and the fleet of all: who is ready, who is least loaded.
+
+Knows what schedulers report. Does not know sessions, nor how a process is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from protos.common_pb2 import EngineState
+from protos.worker import ReplicaReady, SchedulerState, ToScheduler
+
+MAX_SILENCE_S = 1.0
+
+
+class Phase(Enum):
+    LOADING = "is loading the model"
+    READY = "is ready"
+    LOST = "is lost"
+
+
+class Replica:
+    """A scheduler process and its workers; `number` is never used twice."""
+
+    def __init__(
+        self, number: int, members: tuple[bytes, ...], send: Callable[[ToScheduler], None]
+    ) -> None:
+        self.number = number
+        self.members = members
+        self.send = send
+        self.phase = Phase.LOADING
+        self.facts: ReplicaReady | None = None
+        self.state: SchedulerState | None = None
+        self.heard_at = 0.0
+        self.num_live = 0
+        """Slots that the front has sent it and not yet seen the end of."""
+
+    def troubles(self, now: float, step_budget_s: float) -> list[str]:
+        """Return why no request should count on this replica; empty = it makes progress."""
+        name, state = f"replica {self.number}", self.state
+        if self.phase is not Phase.READY or state is None:
+            return [f"{name} {self.phase.value}"]
+        silence_s = now - self.heard_at
+        step_s = state.step_age_s + silence_s if state.step_age_s else 0.0
+        worker_s = state.worker_age_s + silence_s
+        found = []
+        if silence_s >= MAX_SILENCE_S:
+            found.append(f"{name}: its scheduler has been silent for {silence_s:.1f} s")
+        elif worker_s >= MAX_SILENCE_S:
+            found.append(f"{name}: its worker has been silent for {worker_s:.1f} s")
+        if step_s > step_budget_s:
+            found.append(f"{name}: a step has been running for {step_s:.1f} s")
+        if state.leaks:
+            found.append(f"{name}: its ledger is wrong: {state.leaks}")
+        return found
+
+
+class Fleet:
+    """All replicas by number, and the workers that wait for partners."""
+
+    def __init__(self, step_budget_s: float, clock: Callable[[], float]) -> None:
+        self.replicas: dict[int, Replica] = {}
+        self.num_lone_workers = 0
+        self.clock = clock
+        self._step_budget_s = step_budget_s
+
+    def ready(self) -> list[Replica]:
+        """Return the replicas that have come up, healthy or not."""
+        return [r for r in list(self.replicas.values()) if r.phase is Phase.READY]
+
+    def healthy(self) -> list[Replica]:
+        """Return the replicas that make progress."""
+        now = self.clock()
+        return [r for r in self.ready() if not r.troubles(now, self._step_budget_s)]
+
+    def pick(self) -> Replica | None:
+        """Return the least loaded replica, a healthy one if there is any; None when none is up."""
+        candidates = self.healthy() or self.ready()
+        return min(candidates, key=lambda replica: replica.num_live, default=None)
+
+    def reasons(self) -> list[str]:
+        """Return why requests would have to wait; empty when one replica makes progress."""
+        if self.healthy():
+            return []
+        now = self.clock()
+        found = [
+            why
+            for replica in list(self.replicas.values())
+            for why in replica.troubles(now, self._step_budget_s)
+        ]
+        if self.num_lone_workers:
+            found.append(f"{self.num_lone_workers} workers wait for partners")
+        return found or ["no worker has registered"]
+
+    def report(self, engine: str, num_held: int, extra_reasons: list[str]) -> EngineState:
+        """Return what the tiers above are told of this engine."""
+        up = [(replica, replica.facts) for replica in self.ready()]
+        known = [facts for _, facts in up if facts is not None]
+        states = [replica.state for replica, _ in up if replica.state is not None]
+        num_blocks = sum(state.num_blocks for state in states)
+        num_used = sum(state.num_blocks - state.num_free_blocks for state in states)
+        reasons = extra_reasons or self.reasons()
+        return EngineState(
+            engine=engine,
+            ready=not reasons,
+            reasons=reasons,
+            num_waiting=sum(state.num_waiting for state in states) + num_held,
+            num_running=sum(state.num_running for state in states),
+            kv_usage=num_used / num_blocks if num_blocks else 0.0,
+            num_blocks=num_blocks,
+            block_size=known[0].facts.block_size if known else 0,
+            max_model_len=min((one.max_model_len for one in known), default=0),
+            vocab_size=known[0].facts.vocab_size if known else 0,
+            fingerprint="+".join(sorted({one.facts.fingerprint for one in known})),
+            num_replicas=len(up),
+        )

@@ -1,0 +1,128 @@
+"""`python -m engine_core.scheduler_process JSON`: one replica's scheduler, started by the front.
+
+Imports no gRPC: a thread of it would delay every step by the scheduler's own work. Dies with the
+front, and ends when its workers are lost: their state is worth nothing to anyone else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from common import logs
+from common.channel import Router
+from engine_core.front_link import ZmqFrontLink
+from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.worker_link import ZmqWorkerLink
+from protos.worker import FromWorker, ModelFacts, ReplicaLost, ReplicaReady, SchedulerListening
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """What the front tells a scheduler process, as JSON on its command line."""
+
+    replica: int
+    parent_pid: int
+    front_address: str
+    worker_host: str
+    world_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    """0 = the model's."""
+    max_waiting: int
+    join_timeout_s: float
+    step_timeout_s: float
+    worker_timeout_s: float
+    log_level: str = "info"
+
+
+def main(argument: str) -> int:
+    """Serve until the front says Shutdown or SIGTERM comes (0), or the workers are lost (1)."""
+    config = msgspec.json.decode(argument, type=SchedulerConfig)
+    die_with_parent(config.parent_pid)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
+    logs.setup("scheduler", config.log_level)
+    context = zmq.Context()
+    front = ZmqFrontLink(context, config.front_address)
+    router: Router[FromWorker] = Router(context, f"tcp://{config.worker_host}:0", FromWorker)
+    workers = ZmqWorkerLink(
+        router,
+        config.world_size,
+        time.monotonic,
+        join_timeout_s=config.join_timeout_s,
+        step_timeout_s=config.step_timeout_s,
+        worker_timeout_s=config.worker_timeout_s,
+    )
+    try:
+        front.send(SchedulerListening(router.port))
+        serve(config, front, workers)
+        return 0
+    except WorkerLost as error:
+        log.warning("replica lost", extra={"replica": config.replica, "reason": str(error)})
+        front.send(ReplicaLost(str(error)))
+        return 1
+    finally:
+        workers.close()
+        front.close()
+        context.term()
+
+
+def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) -> None:
+    """Let the workers join, then run the loop."""
+    facts, num_blocks, startup_s = workers.join()
+    scheduler = new_scheduler(config, facts[0], num_blocks)
+    loop = EngineLoop(scheduler, workers, front, time.monotonic, workers.age)
+    workers.attend(front.socket, loop.attend)
+    freeze_heap()
+    front.send(loop.state(time.monotonic()))
+    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len, startup_s))
+    log.info("replica ready", extra={"replica": config.replica, "num_blocks": num_blocks})
+    loop.run()
+
+
+def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -> Scheduler:
+    """Return a scheduler bounded by the setting, the model, and the KV capacity."""
+    model_len = facts.max_position_embeddings
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=facts.block_size,
+        vocab_size=facts.vocab_size,
+        max_model_len=min(config.max_model_len or model_len, model_len),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting=config.max_waiting,
+    )
+
+
+def freeze_heap() -> None:
+    """Keep what the start has built out of every later collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill us when the front dies, also when that has happened already."""
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the front is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

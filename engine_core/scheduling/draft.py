@@ -1,0 +1,64 @@
+"""A plan while it is made, and what must be remembered of it until its result is applied."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine_core.scheduling.sequence import Sequence
+from protos.worker import ExecutePlan, SequenceStart, SequenceStep
+
+
+class Flight(NamedTuple):
+    """A plan on its way: `rows` bring one token each, in the order the worker reports them."""
+
+    step_id: int
+    rows: list[Sequence]
+    chunks: list[tuple[Sequence, int]]
+    """Rows that end before their last known token, with `num_computed` after the step."""
+
+
+class Draft:
+    """The rows of step `step_id` so far and the tokens that may still be added."""
+
+    __slots__ = (
+        "budget", "chunks", "has_preempted", "prefills", "start_rows", "starts", "step_id",
+        "step_rows", "steps",
+    )  # fmt: skip
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.step_id = step_id
+        self.budget = budget
+        self.starts: list[SequenceStart] = []
+        self.start_rows: list[Sequence] = []
+        self.steps: list[SequenceStep] = []
+        self.step_rows: list[Sequence] = []
+        self.chunks: list[tuple[Sequence, int]] = []
+        self.prefills: list[Sequence] = []
+        self.has_preempted = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.steps or self.starts)
+
+    def advance(self, sequence: Sequence, rows: list[Sequence]) -> int:
+        """Plan as much of `sequence` as the budget allows; return the number of tokens.
+
+        At the end of its known tokens it joins `rows` and one more token is expected of it.
+        """
+        count = min(sequence.num_expected - sequence.num_planned, self.budget)
+        self.budget -= count
+        sequence.num_planned += count
+        sequence.last_plan = self.step_id
+        if sequence.num_planned == sequence.num_expected:
+            sequence.num_expected += 1
+            rows.append(sequence)
+        else:
+            self.chunks.append((sequence, sequence.num_planned))
+        return count
+
+    def plan(self, finished: list[int]) -> ExecutePlan:
+        """Return the message to the workers; `finished` are the rows they drop first."""
+        return ExecutePlan(self.step_id, tuple(self.starts), tuple(self.steps), tuple(finished))
+
+    def flight(self) -> Flight:
+        return Flight(self.step_id, self.start_rows + self.step_rows, self.chunks)

@@ -1,0 +1,53 @@
+"""The audit of the books: every block has exactly its owners, every sequence its one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.sequence import Sequence, Status
+
+Sessions = dict[int, dict[int, Sequence]]
+"""Live sequences by session and slot."""
+Returning = dict[int, list[tuple[Sequence, list[int]]]]
+"""Blocks that a plan in flight still names, with their last owner, by the plan's step_id."""
+
+
+def discrepancies(
+    pool: BlockPool,
+    sessions: Sessions,
+    waiting: Iterable[Sequence],
+    running: Iterable[Sequence],
+    returning: Returning,
+) -> list[str]:
+    """Return everything that is wrong, each with its culprit."""
+    leaving = [pair for pairs in returning.values() for pair in pairs]
+    places = {
+        Status.WAITING: {row.seq_id: row for row in waiting},
+        Status.RUNNING: {row.seq_id: row for row in running},
+        Status.PREEMPTED: {row.seq_id: row for row, _ in leaving},
+    }
+    live = {row.seq_id: row for rows in sessions.values() for row in rows.values()}
+    owned = Counter(b for row in live.values() for b in row.block_ids)
+    owned.update(b for _, blocks in leaving for b in blocks)
+    found = pool.check(owned)
+    found += [why for row in live.values() for why in _misplaced(row, places)]
+    found += [why for row in live.values() for why in _out_of_bounds(row)]
+    for status in (Status.WAITING, Status.RUNNING):
+        found += [f"{row}: orphan" for seq_id, row in places[status].items() if seq_id not in live]
+    return found
+
+
+def _misplaced(row: Sequence, places: Mapping[Status, Mapping[int, Sequence]]) -> Iterator[str]:
+    if row.seq_id not in places.get(row.status, {}):
+        yield f"{row}: is {row.status.name} but not among them"
+    if row.block_ids and row.status is not Status.RUNNING:
+        yield f"{row}: is {row.status.name} and holds {len(row.block_ids)} blocks"
+
+
+def _out_of_bounds(row: Sequence) -> Iterator[str]:
+    if not row.num_computed <= row.num_planned <= row.capacity:
+        yield f"{row}: computed {row.num_computed}, planned {row.num_planned} of {row.capacity}"
+    if len(row.tokens) > row.max_total:
+        yield f"{row}: {len(row.tokens)} tokens, {row.max_total} allowed"

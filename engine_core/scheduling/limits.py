@@ -1,0 +1,133 @@
+"""The engine's door: an `Add` becomes a `Request`, or is refused with numbers and a remedy.
+
+Bounds are those of `protos/limits.py`, the same table as at the gateway's door.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
+from protos.limits import MAX_REQUEST_ID_CHARS, MAX_STOP_TOKEN_IDS, violation
+from protos.worker import Add, Limits
+
+MAX_ATTEMPTS = 3
+
+
+class Facts(NamedTuple):
+    """What bounds every request of one replica."""
+
+    vocab_size: int
+    max_model_len: int
+    kv_capacity_tokens: int
+
+
+def admit(add: Add, facts: Facts, now: float) -> Request:
+    """Return the request behind `add`; raise Refused when it may not enter."""
+    if add.attempt >= MAX_ATTEMPTS:
+        raise Refused(_given_up(add.attempt))
+    for problem in _wrong_numbers(add):
+        raise Refused(problem)
+    request = _decode(add, now)
+    for problem in _wrong_tokens(request, facts):
+        raise Refused(problem)
+    return request
+
+
+def _given_up(attempt: int) -> Problem:
+    message = f"the engine failed {attempt} times under this request; it is not tried again"
+    return Problem("Unavailable", message, code="attempts_exhausted", reason=FinishReason.ERROR)
+
+
+def _invalid(message: str, param: str, code: str = "") -> Problem:
+    return Problem("InvalidRequest", message, param, code)
+
+
+def _wrong_numbers(add: Add) -> Iterator[Problem]:
+    limits = add.limits
+    if limits.kind != "generate":
+        yield _invalid(f"this engine generates text; it does not {limits.kind}", "kind")
+    for name, value in _bounded(limits):
+        if why := violation(name, value):
+            yield _invalid(why, name)
+    if limits.min_tokens > limits.max_tokens:
+        numbers = f"{limits.min_tokens} > {limits.max_tokens}"
+        yield _invalid(f"min_tokens must not exceed max_tokens: {numbers}", "min_tokens")
+    if len(limits.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        count = len(limits.stop_token_ids)
+        yield _invalid(
+            f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {count}", "stop_token_ids"
+        )
+    if len(add.request_id) > MAX_REQUEST_ID_CHARS:
+        yield _invalid(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", "request_id")
+    if len(add.resumed_token_ids) not in (0, limits.n):
+        count = len(add.resumed_token_ids)
+        yield _invalid(f"{count} resumed outputs for {limits.n} choices", "resumed_token_ids")
+    if any(len(ids) % 4 for ids in (add.prompt_token_ids, *add.resumed_token_ids)):
+        yield _invalid("token ids must be columns of 32-bit values", "prompt_token_ids")
+
+
+def _bounded(limits: Limits) -> Iterator[tuple[str, float]]:
+    yield "max_tokens", limits.max_tokens
+    yield "min_tokens", limits.min_tokens
+    yield "n", limits.n
+    yield "priority", limits.priority
+    if limits.logprobs is not None:
+        yield "logprobs", limits.logprobs
+
+
+def _decode(add: Add, now: float) -> Request:
+    limits = add.limits
+    return Request(
+        session=add.session,
+        slot=add.slot,
+        request_id=add.request_id,
+        prompt=array("I", add.prompt_token_ids),
+        resumed=tuple(array("I", ids) for ids in add.resumed_token_ids),
+        limits=limits,
+        stop_ids=frozenset(limits.stop_token_ids),
+        sampling=add.sampling,
+        attempt=add.attempt,
+        arrival=now,
+        deadline=None if limits.deadline_s is None else now + limits.deadline_s,
+    )
+
+
+def _wrong_tokens(request: Request, facts: Facts) -> Iterator[Problem]:
+    length = len(request.prompt)
+    if length == 0:
+        yield _invalid("the prompt has no tokens", "prompt")
+    if length >= min(facts.max_model_len, facts.kv_capacity_tokens):
+        yield _too_long(length, facts)
+    for name, ids in _columns(request):
+        if ids and max(ids) >= facts.vocab_size:
+            yield _invalid(
+                f"token id {max(ids)} is outside the vocabulary of {facts.vocab_size}", name
+            )
+
+
+def _columns(request: Request) -> Iterator[tuple[str, array[int] | frozenset[int]]]:
+    yield "prompt_token_ids", request.prompt
+    yield "stop_token_ids", request.stop_ids
+    for ids in request.resumed:
+        yield "resumed_token_ids", ids
+
+
+def _too_long(length: int, facts: Facts) -> Problem:
+    """A prompt needs room for one output token; say which bound is in the way and its knob."""
+    if length >= facts.max_model_len:
+        return _invalid(
+            f"the prompt has {length} tokens, the context is {facts.max_model_len} tokens with the "
+            "output (max_model_len); shorten the prompt",
+            "prompt",
+            "context_length_exceeded",
+        )
+    return Problem(
+        "PayloadTooLarge",
+        f"the prompt has {length} tokens, the whole KV cache holds {facts.kv_capacity_tokens} "
+        "with the output; raise the worker's kv_cache_memory or shorten the prompt",
+        "prompt",
+        "kv_cache_too_small",
+    )

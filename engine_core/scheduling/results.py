@@ -1,0 +1,59 @@
+"""Reads a StepResult against the plan it answers: which rows are sound, which failed, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from engine_core.scheduling.draft import Flight
+from engine_core.scheduling.sequence import TokenEvent
+from protos.worker import Logprobs, StepResult
+
+
+def is_plain(flight: Flight, result: StepResult) -> bool:
+    """Return whether every row brought its one token, in the order of the plan."""
+    return (
+        not result.faults
+        and len(result.token_ids) == len(result.counts) == result.counts.count(1)
+        and [row.seq_id for row in flight.rows] == list(result.seq_ids)
+    )
+
+
+def tokens_by_row(result: StepResult) -> dict[int, tuple[int, ...]]:
+    """Return the tokens of each seq_id of `result`."""
+    found: dict[int, tuple[int, ...]] = {}
+    start = 0
+    for seq_id, count in zip(result.seq_ids, result.counts, strict=True):
+        found[seq_id] = result.token_ids[start : start + count]
+        start += count
+    return found
+
+
+def failures(flight: Flight, result: StepResult) -> dict[int, str]:
+    """Return why a row is not to be trusted, by seq_id: a fault, or not exactly one token."""
+    wrong = {fault.seq_id: fault.message for fault in result.faults}
+    tokens = tokens_by_row(result)
+    for row in flight.rows:
+        got = len(tokens.get(row.seq_id, ()))
+        if got != 1:
+            wrong.setdefault(row.seq_id, f"the worker returned {got} tokens, not one")
+    return wrong
+
+
+def with_logprobs(
+    events: Iterable[TokenEvent], flight: Flight, logprobs: Iterable[Logprobs]
+) -> list[TokenEvent]:
+    """Return `events` with the logprobs of their tokens, keyed by slot instead of seq_id."""
+    places = {row.seq_id: (row.session, row.slot) for row in flight.rows}
+    found: defaultdict[tuple[int, int], list[Logprobs]] = defaultdict(list)
+    for row in logprobs:
+        if place := places.get(row.key):
+            found[place].append(Logprobs(place[1], row.index, row.token_ids, row.logprobs))
+    return [
+        msgspec.structs.replace(event, logprobs=tuple(found[event.session, event.slot]))
+        if event.token_ids and (event.session, event.slot) in found
+        else event
+        for event in events
+    ]

@@ -1,0 +1,138 @@
+"""One token stream of a request: its tokens, how far they are planned and computed, its blocks.
+
+Holds `num_computed ≤ num_planned ≤ capacity`. Decides nothing: the scheduler moves it, and only
+along TRANSITIONS.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+
+import msgspec
+
+from engine_core.scheduling.request import FinishReason, Request
+from protos.worker import Finished, Logprobs, SequenceStep
+
+
+class Status(Enum):
+    WAITING = auto()
+    WAITING_FOR_GRAMMAR = auto()
+    WAITING_FOR_REMOTE_KVS = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    """Its blocks return when the last plan that names it is applied; then it waits again."""
+    PAUSED = auto()
+    """Preempted and held back: its reader is slow."""
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH = auto()
+    FINISHED_ABORTED = auto()
+    FINISHED_DEADLINE = auto()
+    FINISHED_IGNORED = auto()
+    FINISHED_ERROR = auto()
+
+
+FINISHED = {
+    FinishReason.STOPPED: Status.FINISHED_STOPPED,
+    FinishReason.LENGTH: Status.FINISHED_LENGTH,
+    FinishReason.ABORTED: Status.FINISHED_ABORTED,
+    FinishReason.DEADLINE: Status.FINISHED_DEADLINE,
+    FinishReason.IGNORED: Status.FINISHED_IGNORED,
+    FinishReason.ERROR: Status.FINISHED_ERROR,
+}
+_ENDS = frozenset(FINISHED.values())
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.WAITING: _ENDS
+    | {Status.WAITING_FOR_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.RUNNING},
+    Status.WAITING_FOR_GRAMMAR: _ENDS | {Status.WAITING},
+    Status.WAITING_FOR_REMOTE_KVS: _ENDS | {Status.WAITING},
+    Status.RUNNING: _ENDS | {Status.PREEMPTED},
+    Status.PREEMPTED: _ENDS | {Status.WAITING, Status.PAUSED},
+    Status.PAUSED: _ENDS | {Status.WAITING},
+    **dict.fromkeys(_ENDS, frozenset()),
+}
+
+
+class TokenEvent(msgspec.Struct, frozen=True, gc=False):
+    """New output of a slot, its end, or both: exactly one event of a slot carries `finish`.
+
+    The struct of the wire's library, because a tuple costs four times as much per token.
+    """
+
+    session: int
+    slot: int
+    offset: int
+    """Output index of the first of `token_ids`."""
+    token_ids: tuple[int, ...]
+    finish: Finished | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+
+
+class Sequence:
+    """A request's choice number `index`, from the queue to the freed block."""
+
+    __slots__ = (
+        "block_ids", "capacity", "choice", "decode_step", "first_token_at", "last_plan",
+        "last_token_at", "max_total", "min_total", "num_computed", "num_expected", "num_planned",
+        "num_preemptions", "num_prompt", "order", "request", "scheduled_at", "seq_id", "session",
+        "slot", "status", "stop_ids", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.session = request.session
+        self.slot = request.slot + index
+        self.choice = request.limits.first_choice + index
+        self.status = Status.WAITING
+        self.tokens = request.prompt + (request.resumed[index] if request.resumed else array("I"))
+        self.num_prompt = len(request.prompt)
+        self.min_total = self.num_prompt + request.limits.min_tokens
+        self.max_total = min(self.num_prompt + request.limits.max_tokens, max_total)
+        self.stop_ids = request.stop_ids
+        self.order = (request.limits.priority, seq_id)
+        self.num_computed = 0
+        self.num_planned = 0
+        self.num_expected = len(self.tokens)  # known tokens and those that plans in flight bring
+        self.block_ids: list[int] = []
+        self.capacity = 0
+        self.last_plan = 0
+        self.num_preemptions = 0
+        self.decode_step = SequenceStep(seq_id, 1)  # the usual row of a plan, made once
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at = 0.0
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_suspect(self) -> bool:
+        """Two crashes happened while it ran: it must run alone."""
+        return self.request.attempt >= 2
+
+    def move(self, status: Status) -> None:
+        """Change the status; asserts that the table allows it."""
+        assert status in TRANSITIONS[self.status], f"{self}: {self.status} → {status}"
+        self.status = status
+
+    def ending(self) -> FinishReason:
+        """Return why the tokens so far end the sequence, UNFINISHED when they do not."""
+        length = len(self.tokens)
+        if length > self.min_total and self.tokens[-1] in self.stop_ids:
+            return FinishReason.STOPPED
+        return FinishReason.LENGTH if length >= self.max_total else FinishReason.UNFINISHED
+
+    def phases(self, now: float) -> tuple[float, float, float]:
+        """Return seconds in queue, prefill and decode."""
+        if self.scheduled_at is None:
+            return now - self.request.arrival, 0.0, 0.0
+        queue_s = self.scheduled_at - self.request.arrival
+        if self.first_token_at is None:
+            return queue_s, now - self.scheduled_at, 0.0
+        prefill_s = self.first_token_at - self.scheduled_at
+        return queue_s, prefill_s, self.last_token_at - self.first_token_at
+
+    def __repr__(self) -> str:
+        return f"sequence {self.seq_id} (session {self.session}, slot {self.slot})"

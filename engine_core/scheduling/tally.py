@@ -1,0 +1,40 @@
+"""What the scheduler counts: steps, tokens, preemptions, and how fast requests drain."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from protos.worker import ITERATION_BUCKETS
+
+_SMOOTHING = 0.1
+_LONGEST_RETRY_S = 60.0
+
+
+class Tally:
+    """Cumulative counters since the scheduler started."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0
+        self.num_preemptions = 0
+        self.iteration_tokens = [0] * (len(ITERATION_BUCKETS) + 1)
+        self._last_end: float | None = None
+        self._interval_s = 0.0
+
+    def step(self, num_tokens: int) -> None:
+        """Count a step of `num_tokens` tokens."""
+        self.num_steps += 1
+        self.iteration_tokens[bisect_left(ITERATION_BUCKETS, num_tokens)] += 1
+
+    def finished(self, now: float) -> None:
+        """Note an end; the mean time between two ends is the rate at which the queue drains."""
+        if self._last_end is not None:
+            interval_s = now - self._last_end
+            weight = _SMOOTHING if self._interval_s else 1.0
+            self._interval_s += weight * (interval_s - self._interval_s)
+        self._last_end = now
+
+    def retry_after_s(self, num_waiting: int) -> float:
+        """Return in how many seconds a queue of `num_waiting` has drained, 1 to 60."""
+        return min(max(self._interval_s * num_waiting, 1.0), _LONGEST_RETRY_S)

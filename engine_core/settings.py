@@ -1,0 +1,67 @@
+"""Settings of the engine; only `__main__` sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """MILLRACE_ENGINE_<FIELD> in the environment, `--field=value` on the command line."""
+
+    host: Annotated[str, Meta(description="address that tokenizer services dial (gRPC)")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(description="port of the gRPC service", ge=0, le=65535)] = 7200
+    registry_host: Annotated[
+        str, Meta(description="address that workers dial, to register and to their scheduler")
+    ] = "127.0.0.1"
+    registry_port: Annotated[
+        int, Meta(description="port where workers register (ZeroMQ)", ge=0, le=65535)
+    ] = 7202
+    metrics_host: Annotated[str, Meta(description="address of /metrics, /live and /ready")] = (
+        "127.0.0.1"
+    )
+    metrics_port: Annotated[
+        int, Meta(description="port of /metrics, /live and /ready", ge=0, le=65535)
+    ] = 7201
+    name: Annotated[
+        str, Meta(description="id of this engine in states and logs; empty = host name and port")
+    ] = ""
+    tensor_parallel_size: Annotated[
+        int, Meta(description="workers that make one replica", ge=1, le=64)
+    ] = 1
+    max_num_seqs: Annotated[
+        int, Meta(description="sequences of one replica that run at a time", ge=1, le=4096)
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(description="tokens of one step; at least max_num_seqs", ge=1, le=2**20),
+    ] = 2048
+    max_model_len: Annotated[
+        int, Meta(description="tokens of prompt and output; 0 = as many as the model has", ge=0)
+    ] = 0
+    max_waiting: Annotated[
+        int, Meta(description="requests that may wait; one more is refused with 429", ge=1)
+    ] = 1024
+    step_budget_s: Annotated[
+        float, Meta(description="a step older than this makes the engine not ready", gt=0)
+    ] = 5.0
+    step_timeout_s: Annotated[
+        float, Meta(description="a step older than this loses its replica", gt=0)
+    ] = 30.0
+    worker_timeout_s: Annotated[
+        float, Meta(description="a worker silent for longer loses its replica", gt=0)
+    ] = 10.0
+    join_timeout_s: Annotated[
+        float, Meta(description="time a worker may take from lease to ready", gt=0)
+    ] = 900.0
+    drain_s: Annotated[
+        float, Meta(description="time that running requests get at shutdown", ge=0)
+    ] = 3.0
+    vllm_aliases: Annotated[
+        bool, Meta(description="show metrics a second time under vLLM's names")
+    ] = True
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"

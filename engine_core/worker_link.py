@@ -1,0 +1,188 @@
+"""The scheduler's end of the channel to its workers: they join, compute steps, and may be lost.
+
+A tensor-parallel group is one failure unit: a rank that faults, falls silent, answers late or
+disconnects loses the whole replica. Strangers on the port are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from common.channel import Gone, Router
+from engine_core.loop import WorkerLost
+from protos.worker import (
+    Allocate,
+    ExecutePlan,
+    FromWorker,
+    Heartbeat,
+    KvReport,
+    ModelFacts,
+    StepResult,
+    ToWorker,
+    WorkerFault,
+    WorkerReady,
+)
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+
+
+class ZmqWorkerLink:
+    """All ranks of one replica as one WorkerLink; `clock` returns seconds."""
+
+    def __init__(
+        self,
+        router: Router[FromWorker],
+        world_size: int,
+        clock: Callable[[], float],
+        *,
+        join_timeout_s: float,
+        step_timeout_s: float,
+        worker_timeout_s: float,
+    ) -> None:
+        self._router = router
+        self._world_size = world_size
+        self._wake_on: zmq.Socket[bytes] | None = None
+        self._while_waiting: Callable[[], None] = lambda: None
+        self._next_attend = 0.0  # heartbeats wake us, too: only the clock tells a long wait
+        self._clock = clock
+        self._join_timeout_s = join_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._worker_timeout_s = worker_timeout_s
+        self._decode = msgspec.msgpack.Decoder(FromWorker).decode
+        self._peers: dict[bytes, int] = {}  # identity → rank
+        self._sockets: dict[int, int] = {}  # file descriptor → rank
+        self._heard: dict[int, float] = {}
+        self._backlog: deque[tuple[int, FromWorker]] = deque()
+        self._monitor = router.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        for socket in (router.socket, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def attend(self, wake_on: zmq.Socket[bytes], while_waiting: Callable[[], None]) -> None:
+        """From now on call `while_waiting` whenever a wait finds `wake_on` readable, or is long."""
+        self._poller.register(wake_on, zmq.POLLIN)
+        self._wake_on = wake_on
+        self._while_waiting = while_waiting
+
+    # ── joining ──────────────────────────────────────────────────────────────────────────────
+
+    def join(self) -> tuple[list[ModelFacts], int, dict[str, float]]:
+        """Wait for all ranks, let them allocate the least that fits all of them.
+
+        Returns facts by rank, the number of blocks, and the slowest rank's seconds by phase.
+        """
+        deadline = self._clock() + self._join_timeout_s
+        reports: dict[int, KvReport] = {}
+        while len(reports) < self._world_size:
+            message = self._next(deadline, f"{len(reports)} of {self._world_size} workers loaded")
+            if isinstance(message, KvReport):
+                reports[message.rank] = message
+        facts = [reports[rank].facts for rank in range(self._world_size)]
+        num_blocks = min(one.max_blocks for one in facts)
+        if num_blocks < 1:
+            raise WorkerLost("no memory is left for the KV cache; raise kv_cache_memory")
+        self._send_all(Allocate(num_blocks))
+        ready: dict[int, WorkerReady] = {}
+        while len(ready) < self._world_size:
+            message = self._next(deadline, "a worker did not get ready")
+            if isinstance(message, WorkerReady):
+                ready[message.rank] = message
+        slowest = max(ready.values(), key=lambda one: sum(one.startup_s.values()))
+        return facts, num_blocks, slowest.startup_s
+
+    # ── computing ────────────────────────────────────────────────────────────────────────────
+
+    def execute(self, plan: ExecutePlan) -> StepResult:
+        """Send `plan` to every rank and wait for all of them; rank 0's result counts."""
+        self._send_all(plan)
+        results: dict[int, StepResult] = {}
+        deadline = self._clock() + self._step_timeout_s
+        while len(results) < self._world_size:
+            why = f"step {plan.step_id} took longer than {self._step_timeout_s:g} s"
+            rank, message = self._hear(deadline, why)
+            if isinstance(message, StepResult):
+                if message.step_id != plan.step_id:
+                    raise WorkerLost(
+                        f"rank {rank} answered step {message.step_id}, not {plan.step_id}"
+                    )
+                results[rank] = message
+        return results[0]
+
+    def age(self) -> float:
+        """Return seconds since the most silent rank spoke; raise WorkerLost when it is gone."""
+        while self._router.socket.poll(0):
+            self._receive()
+        self._notice_disconnects()
+        silence = self._clock() - min(self._heard.values())
+        if silence > self._worker_timeout_s:
+            raise WorkerLost(f"a worker has been silent for {silence:.1f} s")
+        return silence
+
+    def close(self) -> None:
+        self._router.socket.disable_monitor()
+        self._monitor.close()
+        self._router.close()
+
+    # ── hearing ──────────────────────────────────────────────────────────────────────────────
+
+    def _next(self, deadline: float, why: str) -> FromWorker:
+        return self._hear(deadline, f"{why} within {self._join_timeout_s:g} s")[1]
+
+    def _hear(self, deadline: float, why: str) -> tuple[int, FromWorker]:
+        """Return the next message of a rank; raise WorkerLost(`why`) at `deadline`."""
+        while not self._backlog:
+            ready = dict(self._poller.poll(int(POLL_S * 1000)))
+            if self._router.socket in ready:
+                self._receive()
+            if self._monitor in ready:
+                self._notice_disconnects()
+            now = self._clock()
+            if self._wake_on in ready or now >= self._next_attend:
+                self._next_attend = now + POLL_S
+                self._while_waiting()
+            if now > deadline and not self._backlog:
+                raise WorkerLost(why)
+        return self._backlog.popleft()
+
+    def _receive(self) -> None:
+        """Take one message in; only those of our ranks count, and heartbeats only as a sign."""
+        peer, *_, body = self._router.socket.recv_multipart(copy=False)
+        try:
+            message = self._decode(body.buffer)
+        except msgspec.DecodeError:
+            log.warning("dropped what no worker says", extra={"peer": repr(peer.bytes)})
+            return
+        if isinstance(message, KvReport | Heartbeat) and message.rank < self._world_size:
+            if message.rank not in self._peers.values():
+                self._peers[peer.bytes] = message.rank
+        rank = self._peers.get(peer.bytes)
+        if rank is None:
+            return
+        self._sockets[body.get(zmq.SRCFD)] = rank
+        self._heard[rank] = self._clock()
+        if isinstance(message, WorkerFault):
+            raise WorkerLost(f"rank {rank} failed in step {message.step_id}: {message.message}")
+        if not isinstance(message, Heartbeat):
+            self._backlog.append((rank, message))
+
+    def _notice_disconnects(self) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            rank = self._sockets.get(int(event["value"]))
+            if rank is not None:
+                raise WorkerLost(f"rank {rank} disconnected")
+
+    def _send_all(self, message: ToWorker) -> None:
+        try:
+            for peer in self._peers:
+                self._router.send(peer, message)
+        except Gone as error:
+            raise WorkerLost(f"worker {error} is not connected") from error

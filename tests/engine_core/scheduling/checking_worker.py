@@ -1,0 +1,118 @@
+"""A worker that computes no arrays but keeps every book a real one relies on, and asserts on it.
+
+Its KV cache is a table from cell to (token, position): a row whose cells hold anything but its own
+tokens has lost a block to somebody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from protos.worker import ExecutePlan, SequenceFault, SequenceStart, SequenceStep, StepResult
+
+
+def draw(tokens: Iterable[int], choice: int) -> int:
+    """Return the token after `tokens`: a function of them and the choice alone."""
+    digest = hashlib.sha256(array("I", [choice, *tokens]).tobytes()).digest()
+    return digest[0] % 16
+
+
+def undisturbed(
+    prompt: Sequence[int], choice: int, max_total: int, stop_ids: Iterable[int], min_tokens: int
+) -> list[int]:
+    """Return the whole output of a request that nothing happens to."""
+    tokens, stops = list(prompt), set(stop_ids)
+    while len(tokens) < max_total:
+        tokens.append(draw(tokens, choice))
+        if tokens[-1] in stops and len(tokens) - len(prompt) > min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class Row:
+    tokens: list[int]
+    choice: int
+    num_computed: int
+    block_ids: list[int]
+
+
+class CheckingWorker:
+    """Executes plans in order; `applied` tells it which the scheduler has seen the result of."""
+
+    def __init__(self, block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.rows: dict[int, Row] = {}
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
+        self.in_flight: dict[int, dict[int, int]] = {}  # step_id → block → seq_id it belongs to
+        self.next_step_id = 1
+
+    def execute(self, plan: ExecutePlan, faulty: frozenset[int] = frozenset()) -> StepResult:
+        assert plan.step_id == self.next_step_id, "step ids have no gaps"
+        self.next_step_id += 1
+        for seq_id in plan.finished:
+            del self.rows[seq_id]
+        named = [self._start(start) for start in plan.starts]
+        named += [self._step(step) for step in plan.steps]
+        self._check(plan, [seq_id for seq_id, _ in named])
+        pairs = [(seq_id, self._compute(self.rows[seq_id], count)) for seq_id, count in named]
+        drawn = [(s, token) for s, token in pairs if token is not None and s not in faulty]
+        return StepResult(
+            plan.step_id,
+            tuple(seq_id for seq_id, _ in drawn),
+            (1,) * len(drawn),
+            tuple(token for _, token in drawn),
+            faults=tuple(SequenceFault(s, "told to fail") for s, _ in named if s in faulty),
+        )
+
+    def applied(self, step_id: int) -> None:
+        del self.in_flight[step_id]
+
+    def _start(self, start: SequenceStart) -> tuple[int, int]:
+        assert start.seq_id not in self.rows, "started twice"
+        tokens = list(array("I", start.token_ids))
+        assert 0 < start.num_prompt_tokens <= len(tokens)
+        self.rows[start.seq_id] = Row(
+            tokens, start.choice, start.num_computed, list(start.block_ids)
+        )
+        return start.seq_id, start.num_tokens
+
+    def _step(self, step: SequenceStep) -> tuple[int, int]:
+        self.rows[step.seq_id].block_ids += step.new_block_ids
+        return step.seq_id, step.num_tokens
+
+    def _check(self, plan: ExecutePlan, named: list[int]) -> None:
+        assert len(set(named)) == len(named) > 0, "a row is named twice, or none is"
+        assert len(self.rows) <= self.max_num_seqs
+        counts = [row.num_tokens for row in (*plan.starts, *plan.steps)]
+        assert min(counts) > 0 and sum(counts) <= self.max_num_batched_tokens
+        owners: dict[int, int] = {}
+        for seq_id, row in self.rows.items():
+            for block_id in row.block_ids:
+                assert owners.setdefault(block_id, seq_id) == seq_id, "a block has two owners"
+        for earlier in self.in_flight.values():
+            for block_id, seq_id in earlier.items():
+                assert owners.get(block_id, seq_id) == seq_id, "a block in flight has a new owner"
+        self.in_flight[plan.step_id] = {b: s for b, s in owners.items() if s in set(named)}
+
+    def _compute(self, row: Row, count: int) -> int | None:
+        end = row.num_computed + count
+        assert end <= len(row.tokens), "a token is computed before it is known"
+        assert end <= len(row.block_ids) * self.block_size, "no block for a position"
+        for position in range(row.num_computed, end):
+            self.cells[self._cell(row, position)] = (row.tokens[position], position)
+        row.num_computed = end
+        if end < len(row.tokens):
+            return None
+        for position, token_id in enumerate(row.tokens):
+            assert self.cells[self._cell(row, position)] == (token_id, position), "lost KV"
+        row.tokens.append(draw(row.tokens, row.choice))
+        return row.tokens[-1]
+
+    def _cell(self, row: Row, position: int) -> tuple[int, int]:
+        return row.block_ids[position // self.block_size], position % self.block_size

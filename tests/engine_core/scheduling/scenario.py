@@ -1,0 +1,147 @@
+"""The words of the golden stories: each directive acts on one scheduler and returns what it saw."""
+
+from __future__ import annotations
+
+import shlex
+from array import array
+from collections import deque
+
+from engine_core.scheduling.request import FinishReason
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import TokenEvent
+from protos.worker import Add, ExecutePlan, Limits, SequenceFault, StepResult
+
+Words = dict[str, str]
+
+
+class Scenario:
+    """One scheduler, a clock that moves when told, and a worker that draws what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.in_flight: deque[ExecutePlan] = deque()
+        self.ends: dict[int, int] = {}  # seq_id → planned tokens behind the known ones
+        self.pool({})
+
+    def run(self, line: str) -> str:
+        name, *rest = shlex.split(line)
+        words = {k: v for k, _, v in (word.partition("=") for word in rest)}
+        lines = getattr(self, name)(words)
+        problem = self.scheduler.check()
+        return "\n".join([*lines, *([f"LEAK {problem}"] if problem else [])]) or "ok"
+
+    def pool(self, words: Words) -> list[str]:
+        self.scheduler = Scheduler(
+            num_blocks=int(words.get("blocks", 16)),
+            block_size=int(words.get("block_size", 4)),
+            vocab_size=1000,
+            max_model_len=int(words.get("len", 1024)),
+            max_num_seqs=int(words.get("seqs", 8)),
+            max_num_batched_tokens=int(words.get("budget", 64)),
+            max_waiting=int(words.get("waiting", 8)),
+        )
+        return []
+
+    def add(self, words: Words) -> list[str]:
+        prompt = array("I", range(1, int(words.get("prompt", 4)) + 1))
+        resumed = tuple(array("I", ids(one)).tobytes() for one in words.get("resumed", "").split())
+        limits = Limits(
+            max_tokens=int(words.get("max", 100)),
+            min_tokens=int(words.get("min", 0)),
+            stop_token_ids=ids(words.get("stop", "")),
+            n=int(words.get("n", 1)),
+            priority=int(words.get("priority", 0)),
+            deadline_s=float(words["deadline"]) if "deadline" in words else None,
+        )
+        add = Add(
+            int(words.get("session", 1)), int(words["slot"]), "r", prompt.tobytes(), limits, b"",
+            resumed, int(words.get("attempt", 0)),
+        )  # fmt: skip
+        self.scheduler.add(add, self.now)
+        return self.events()
+
+    def abort(self, words: Words) -> list[str]:
+        self.scheduler.abort(1, int(words["slot"]), self.now)
+        return self.events()
+
+    def stop_at(self, words: Words) -> list[str]:
+        self.scheduler.stop_at(1, int(words["slot"]), int(words["tokens"]), self.now)
+        return self.events()
+
+    def close(self, words: Words) -> list[str]:
+        self.scheduler.close_session(int(words["session"]), self.now)
+        return self.events()
+
+    def clock(self, words: Words) -> list[str]:
+        self.now = float(words["now"])
+        return []
+
+    def plan(self, _: Words) -> list[str]:
+        plan = self.scheduler.schedule(self.now)
+        if plan is None:
+            return [*self.events(), "nothing to compute"]
+        self.in_flight.append(plan)
+        return [*self.events(), *told(plan)]
+
+    def apply(self, words: Words) -> list[str]:
+        """Draw 100 for each row that reaches its end, or what `seq=token` says; `seq=!` fails."""
+        plan = self.in_flight.popleft()
+        rows = [flight for flight in self.scheduler._in_flight if flight.step_id == plan.step_id]
+        drawn = [row.seq_id for row in rows[0].rows if words.get(str(row.seq_id)) != "!"]
+        tokens = tuple(int(words.get(str(seq_id), 100)) for seq_id in drawn)
+        faults = tuple(SequenceFault(int(k), "bad row") for k, v in words.items() if v == "!")
+        result = StepResult(
+            plan.step_id, tuple(drawn), (1,) * len(drawn), tokens, faults=faults
+        )  # fmt: skip
+        return [told_event(event) for event in self.scheduler.apply(result, self.now)]
+
+    def step(self, words: Words) -> list[str]:
+        lines = self.plan({})
+        return lines + (self.apply(words) if self.in_flight else [])
+
+    def state(self, _: Words) -> list[str]:
+        scheduler = self.scheduler
+        return [
+            f"free={scheduler.pool.num_free} running={scheduler.num_running} "
+            f"waiting={scheduler.num_waiting}"
+        ]
+
+    def events(self) -> list[str]:
+        return [told_event(event) for event in self.scheduler.take_events()]
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(",") if one)
+
+
+def told(plan: ExecutePlan) -> list[str]:
+    lines = [f"plan {plan.step_id}" + (f" drops {[*plan.finished]}" if plan.finished else "")]
+    for start in plan.starts:
+        known = len(start.token_ids) // 4
+        end = start.num_computed + start.num_tokens
+        lines.append(
+            f"  start seq {start.seq_id} choice {start.choice}: "
+            f"{start.num_computed}..{end} of {known}, blocks {[*start.block_ids]}"
+        )
+    for row in plan.steps:
+        new = f", new blocks {[*row.new_block_ids]}" if row.new_block_ids else ""
+        lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}")
+    return lines
+
+
+def told_event(event: TokenEvent) -> str:
+    parts = [f"slot {event.slot}:"]
+    if event.token_ids:
+        parts.append(f"#{event.offset} = {[*event.token_ids]}")
+    if row := event.finish:
+        parts.append(f"{FinishReason(row.reason).name} after {row.num_output_tokens}")
+        if row.stop_token_id is not None:
+            parts.append(f"by {row.stop_token_id}")
+        if row.error_kind:
+            where = " ".join(filter(None, (row.error_kind, row.error_code, row.error_param)))
+            parts.append(f"{where}: {row.error_message}")
+        if row.num_preemptions:
+            parts.append(f"preempted {row.num_preemptions} times")
+        if row.retry_after_ms:
+            parts.append(f"(retry after {row.retry_after_ms} ms)")
+    return " ".join(parts)

@@ -1,0 +1,213 @@
+"""Random lives of requests: whatever happens, each ends once, with an undisturbed run's tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine_core.scheduling.request import FinishReason
+from engine_core.scheduling.scheduler import Scheduler, SlotInUse
+from engine_core.scheduling.sequence import TokenEvent
+from protos.worker import Add, Finished, Limits, StepResult
+from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
+
+BYTE = st.integers(0, 15)
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, BUDGET, SEATS = 4, 12, 40, 9, 5
+
+
+def new_scheduler(max_waiting: int = 6) -> Scheduler:
+    return Scheduler(
+        num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=SEATS, max_num_batched_tokens=BUDGET, max_waiting=max_waiting,
+    )  # fmt: skip
+
+
+@dataclass
+class Life:
+    """What a slot was promised and what it has got."""
+
+    expected: list[int]
+    got: list[int]
+    is_disturbed: bool = False
+    ends: list[Finished] = field(default_factory=list)
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = new_scheduler()
+        self.worker = CheckingWorker(BLOCK_SIZE, SEATS, BUDGET)
+        self.results: deque[StepResult] = deque()
+        self.lives: dict[tuple[int, int], Life] = {}
+        self.next_slot = 0
+        self.now = 0.0
+        self.is_idle = True
+
+    @rule(
+        prompt=st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n)),
+        max_tokens=st.integers(1, 40),
+        stop_ids=st.sets(BYTE, max_size=2),
+        n=st.integers(1, 2),
+        resumed=st.integers(0, 5),
+        extra=st.tuples(
+            st.integers(0, 2), st.integers(0, 1), st.sampled_from([0] * 12 + [1, 2, 3])
+        ),
+        deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        stop_ids: set[int],
+        n: int,
+        resumed: int,
+        extra: tuple[int, int, int],
+        deadline_s: int | None,
+    ) -> None:
+        priority, session, attempt = extra
+        min_tokens = min(priority, max_tokens)
+        limits = Limits(
+            max_tokens, min_tokens, tuple(stop_ids), n, None, priority, deadline_s=deadline_s
+        )
+        outputs = [
+            undisturbed(
+                prompt, i, min(len(prompt) + max_tokens, MAX_MODEL_LEN), stop_ids, min_tokens
+            )
+            for i in range(n)
+        ]
+        columns = tuple(array("I", output[:resumed]).tobytes() for output in outputs)
+        slot, self.next_slot = self.next_slot, self.next_slot + n
+        for i, output in enumerate(outputs):
+            self.lives[session, slot + i] = Life(
+                output, output[:resumed], deadline_s is not None or attempt == 3
+            )
+        known = columns if resumed else ()
+        body = array("I", prompt).tobytes()
+        self.scheduler.add(Add(session, slot, "r", body, limits, b"", known, attempt), self.now)
+        self.take(self.scheduler.take_events())
+
+    @rule(session=st.integers(0, 1), back=st.integers(0, 8))
+    def abort(self, session: int, back: int) -> None:
+        self.disturb(session, self.next_slot - back)
+        self.scheduler.abort(session, self.next_slot - back, self.now)
+        self.take(self.scheduler.take_events())
+
+    @rule(session=st.integers(0, 1), back=st.integers(0, 8), count=st.integers(0, 3))
+    def stop_at(self, session: int, back: int, count: int) -> None:
+        self.disturb(session, self.next_slot - back)
+        self.scheduler.stop_at(session, self.next_slot - back, count, self.now)
+        self.take(self.scheduler.take_events())
+
+    @rule(session=st.integers(0, 2))
+    def close_session(self, session: int) -> None:
+        for owner, slot in self.lives:
+            if owner == session:
+                self.disturb(owner, slot)
+        self.scheduler.close_session(session, self.now)
+        self.take(self.scheduler.take_events())
+
+    @rule(seconds=st.integers(1, 9))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(ahead=st.integers(0, 1), count=st.integers(1, 9))
+    def run_steps(self, ahead: int, count: int) -> None:
+        """A stretch of undisturbed steps, with one or two plans in flight."""
+        for _ in range(count):
+            while len(self.results) <= ahead:
+                self.plan(fault=-1)
+                if len(self.results) == 0 or self.is_idle:
+                    break
+            if self.results:
+                self.apply()
+
+    @precondition(lambda self: len(self.results) < 2)
+    @rule(fault=st.integers(0, 40))
+    def plan(self, fault: int) -> None:
+        plan = self.scheduler.schedule(self.now)
+        self.take(self.scheduler.take_events())
+        self.is_idle = plan is None
+        if plan is None:
+            return
+        faulty = frozenset(row.seq_id for row in plan.starts if row.seq_id % 41 == fault)
+        self.results.append(self.worker.execute(plan, faulty))
+
+    @precondition(lambda self: self.results)
+    @rule()
+    def apply(self) -> None:
+        result = self.results.popleft()
+        self.worker.applied(result.step_id)
+        self.take(self.scheduler.apply(result, self.now))
+
+    @invariant()
+    def books_are_true(self) -> None:
+        assert self.scheduler.check() == ""
+
+    def disturb(self, session: int, slot: int) -> None:
+        if life := self.lives.get((session, slot)):
+            life.is_disturbed = True
+
+    def take(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            life = self.lives[event.session, event.slot]
+            assert not life.ends, "something after the end"
+            assert event.offset == len(life.got) or not event.token_ids
+            life.got += event.token_ids
+            assert life.got == life.expected[: len(life.got)]
+            if event.finish is not None:
+                life.ends.append(event.finish)
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            if len(self.results) < 2:
+                self.plan(fault=-1)
+            if not self.results:
+                break
+            self.apply()
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.pool.num_free == NUM_BLOCKS
+        assert self.scheduler.check() == ""
+        for life in self.lives.values():
+            (end,) = life.ends
+            whole = end.reason in (FinishReason.STOPPED, FinishReason.LENGTH)
+            refused = end.reason in (FinishReason.IGNORED, FinishReason.ERROR)
+            assert whole or refused or life.is_disturbed
+            if whole and not life.is_disturbed:
+                assert life.got == life.expected
+                assert end.num_output_tokens == len(life.expected)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def add(slot: int, **limits: int) -> Add:
+    return Add(1, slot, "r", array("I", [1, 2, 3]).tobytes(), Limits(9, **limits), b"")
+
+
+def test_a_live_slot_cannot_be_added_again() -> None:
+    scheduler = new_scheduler()
+    scheduler.add(add(1), 0.0)
+    with pytest.raises(SlotInUse, match=r"session 1: slots \[1\]"):
+        scheduler.add(add(0, n=2), 0.0)
+    assert scheduler.num_waiting == 1
+    assert scheduler.take_events() == []
+
+
+def test_retry_after_grows_with_the_queue_and_the_time_a_request_takes() -> None:
+    scheduler = new_scheduler()
+    for slot in range(6):
+        scheduler.add(add(slot), 0.0)
+    scheduler.abort(1, 0, 10.0)
+    scheduler.abort(1, 1, 13.0)
+    for slot in range(6, 9):
+        scheduler.add(add(slot), 13.0)
+    (event,) = scheduler.take_events()[2:]
+    assert event.finish is not None
+    assert event.finish.retry_after_ms == 3000 * 6

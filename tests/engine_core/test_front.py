@@ -1,0 +1,225 @@
+"""The engine from its gRPC door to a worker and back: real sockets, real scheduler processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH, STOPPED
+from tests.engine_core.scheduling.checking_worker import undisturbed
+from tests.engine_core.stack import Caller, Stack, calling, running_stack
+from tests.support.fake_worker import FakeWorker
+
+Hire = Callable[..., FakeWorker]
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack() as running:
+        yield running
+
+
+@pytest.fixture
+async def caller(stack: Stack) -> AsyncIterator[Caller]:
+    async with calling(stack.address) as one:
+        yield one
+
+
+@pytest.fixture
+def hire(stack: Stack) -> Iterator[Hire]:
+    hired: list[FakeWorker] = []
+
+    def start(**options: object) -> FakeWorker:
+        hired.append(FakeWorker(stack.registry.port, **options))  # type: ignore[arg-type]
+        return hired[-1]
+
+    yield start
+    for worker in hired:
+        worker.gate.set()
+        worker.die()
+
+
+async def freed(stack: Stack, caller: Caller) -> None:
+    """Wait until the schedulers report that nothing runs and every block is free."""
+    await caller.until(
+        lambda: (
+            caller.states[-1].num_running == 0
+            and caller.states[-1].num_waiting == 0
+            and caller.states[-1].kv_usage == 0
+        )
+    )
+
+
+async def computing(worker: FakeWorker) -> None:
+    await asyncio.to_thread(worker.computing.wait, 10)
+
+
+async def test_a_stream_end_to_end(stack: Stack, caller: Caller, hire: Hire) -> None:
+    hire()
+    state = await caller.ready()
+    assert (state.num_blocks, state.block_size, state.max_model_len) == (64, 16, 512)
+    assert (state.vocab_size, state.fingerprint, state.num_replicas) == (1000, "fake", 1)
+    await caller.add(5, [1, 2, 3], max_tokens=20)
+    finish = await caller.ended(5)
+    assert caller.tokens[5] == undisturbed([1, 2, 3], 0, 23, (), 0)
+    assert (finish.reason, finish.num_prompt_tokens, finish.num_output_tokens) == (LENGTH, 3, 20)
+    assert finish.timings.decode_s > 0
+    assert stack.observed[0][1].num_output_tokens == 20
+    await freed(stack, caller)
+
+
+async def test_choices_have_slots_of_their_own(caller: Caller, hire: Hire) -> None:
+    hire()
+    await caller.add(1, [7], max_tokens=9, n=2, first_choice=3)
+    for slot in (1, 2):
+        await caller.ended(slot)
+        assert caller.tokens[slot] == undisturbed([7], 2 + slot, 10, (), 0)
+
+
+async def test_a_replay_goes_on_where_it_was(caller: Caller, hire: Hire) -> None:
+    hire()
+    whole = undisturbed([9, 9], 0, 12, (), 0)
+    caller.tokens[1] = whole[:4]
+    await caller.add(1, [9, 9], max_tokens=10, resumed=[whole[:4]], attempt=1)
+    await caller.ended(1)
+    assert caller.tokens[1] == whole
+
+
+async def test_cancel_in_the_middle_of_a_step(stack: Stack, caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.gate.clear()
+    await caller.add(1, [1, 2], max_tokens=500)
+    await computing(worker)
+    await caller.abort(1)
+    finish = await caller.ended(1)  # while the step is still running
+    assert finish.reason == ABORTED
+    await caller.abort(1)
+    worker.gate.set()
+    await freed(stack, caller)
+
+
+async def test_a_stop_string_ends_with_its_own_count(caller: Caller, hire: Hire) -> None:
+    hire()
+    await caller.add(1, [1, 2], max_tokens=400)
+    await caller.until(lambda: len(caller.tokens.get(1, ())) >= 3)
+    await caller.stop_at(1, 2)
+    finish = await caller.ended(1)
+    assert (finish.reason, finish.num_output_tokens) == (STOPPED, 2)
+    assert not finish.HasField("stop_reason")
+
+
+async def test_a_closed_session_frees_all(stack: Stack, caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.gate.clear()
+    async with calling(stack.address) as other:
+        for slot in range(6):
+            await other.add(slot, [1, 2], max_tokens=400)
+        await caller.until(
+            lambda: caller.states[-1].num_waiting + caller.states[-1].num_running == 6
+        )
+    worker.gate.set()
+    await freed(stack, caller)
+
+
+async def test_messages_of_another_session_are_dropped(caller: Caller, hire: Hire) -> None:
+    hire()
+    await caller.add(1, [1], max_tokens=300)
+    await caller.until(lambda: caller.tokens.get(1))
+    await caller.send(session=caller.number - 1, aborts=[1])
+    assert (await caller.ended(1)).reason == LENGTH
+
+
+async def test_refusals_name_the_field_and_reach_every_slot(caller: Caller, hire: Hire) -> None:
+    hire()
+    await caller.ready()
+    await caller.add(1, [], max_tokens=5)
+    await caller.add(2, [1000], max_tokens=5, n=2)
+    await caller.add(4, [1] * 600, max_tokens=5)
+    await caller.add(5, [1], max_tokens=5, stop_token_ids=b"torn!")
+    errors = {slot: (await caller.ended(slot)) for slot in (1, 2, 3, 4, 5)}
+    assert {finish.reason for finish in errors.values()} == {IGNORED}
+    assert {finish.error.kind for finish in errors.values()} == {"InvalidRequest"}
+    assert [errors[slot].error.param for slot in (1, 2, 3, 4)] == [
+        "prompt", "prompt_token_ids", "prompt_token_ids", "prompt",
+    ]  # fmt: skip
+    assert errors[4].error.code == "context_length_exceeded"
+
+
+async def test_requests_wait_for_the_first_replica(caller: Caller, hire: Hire) -> None:
+    assert (await caller.not_ready()).reasons == ["no worker has registered"]
+    for slot in range(8):
+        await caller.add(slot, [slot], max_tokens=2)
+    await caller.add(8, [8], max_tokens=2)
+    refused = await caller.ended(8)
+    assert (refused.reason, refused.error.kind) == (IGNORED, "Overloaded")
+    assert refused.error.retry_after_ms > 0
+    await caller.abort(3)
+    assert (await caller.ended(3)).reason == ABORTED
+    await caller.add(9, [9], max_tokens=2, deadline_ms=1)
+    assert (await caller.ended(9)).reason == DEADLINE
+    hire()
+    for slot in (0, 1, 2, 4, 5, 6, 7):
+        assert (await caller.ended(slot)).reason == LENGTH
+    assert 3 not in caller.tokens
+
+
+async def test_a_dead_worker_ends_its_slots_for_replay_and_a_new_one_serves(
+    caller: Caller, hire: Hire
+) -> None:
+    worker = hire()
+    await caller.add(1, [1, 2], max_tokens=400)
+    await caller.until(lambda: caller.tokens.get(1))
+    worker.die()
+    finish = await caller.ended(1)
+    assert (finish.reason, finish.error.kind) == (ERROR, "Unavailable")
+    assert finish.error.code == "replica_lost"
+    assert not (await caller.not_ready()).ready
+    new = hire()
+    await caller.ready()
+    assert new.lease is not None and new.lease.replica == 2
+    await caller.add(2, [1, 2], max_tokens=4)
+    assert (await caller.ended(2)).reason == LENGTH
+
+
+async def test_an_idle_worker_that_dies_is_missed(caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.die()
+    await caller.not_ready()
+
+
+async def test_a_failed_step_loses_the_replica(caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.fault("out of cheese")
+    await caller.add(1, [1, 2], max_tokens=4)
+    finish = await caller.ended(1)
+    assert finish.error.code == "replica_lost"
+    assert "out of cheese" in finish.error.message
+
+
+async def test_a_silent_worker_shows_in_health(caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.hang()
+    (reason,) = (await caller.not_ready()).reasons
+    assert "its worker has been silent" in reason
+
+
+async def test_load_is_shared_by_replicas(stack: Stack, caller: Caller, hire: Hire) -> None:
+    workers = [hire(), hire()]
+    await caller.until(lambda: caller.states and caller.states[-1].num_replicas == 2)
+    for worker in workers:
+        worker.gate.clear()
+    for slot in range(6):
+        await caller.add(slot, [1], max_tokens=3)
+    await caller.until(lambda: sum(r.num_live for r in stack.fleet.ready()) == 6)
+    assert [replica.num_live for replica in stack.fleet.ready()] == [3, 3]
+    for worker in workers:
+        worker.gate.set()
+    for slot in range(6):
+        await caller.ended(slot)

@@ -1,0 +1,179 @@
+"""The loop with both links in the same process, as the offline API has them."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from engine_core.loop import AUDIT_INTERVAL_S, EngineLoop
+from engine_core.scheduling.request import FinishReason
+from engine_core.scheduling.scheduler import Scheduler
+from protos.worker import (
+    Abort,
+    Add,
+    CloseSession,
+    ExecutePlan,
+    Limits,
+    SchedulerState,
+    Shutdown,
+    StepOutput,
+    StepResult,
+    StopAt,
+    ToFront,
+    ToScheduler,
+)
+from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
+
+
+class Front:
+    """Asks what it is told to and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.questions: list[ToScheduler] = []
+        self.waits: list[float] = []
+        self.heard: list[ToFront] = []
+
+    def receive(self, timeout_s: float) -> list[ToScheduler]:
+        self.waits.append(timeout_s)
+        questions, self.questions = self.questions, []
+        return questions
+
+    def send(self, message: ToFront) -> None:
+        self.heard.append(message)
+
+    def tokens(self, slot: int) -> list[int]:
+        found: list[int] = []
+        for output in (m for m in self.heard if isinstance(m, StepOutput)):
+            for part in output.sessions:
+                pairs = zip(array("I", part.slots), array("I", part.token_ids), strict=True)
+                found += [token for owner, token in pairs if owner == slot]
+        return found
+
+    def ends(self) -> dict[int, FinishReason]:
+        outputs = (m for m in self.heard if isinstance(m, StepOutput))
+        rows = [row for output in outputs for part in output.sessions for row in part.finishes]
+        assert len({row.slot for row in rows}) == len(rows)
+        return {row.slot: FinishReason(row.reason) for row in rows}
+
+    def states(self) -> list[SchedulerState]:
+        return [message for message in self.heard if isinstance(message, SchedulerState)]
+
+
+class Workers:
+    """Executes at once; `meanwhile` happens in the middle of the step."""
+
+    def __init__(self) -> None:
+        self.model = CheckingWorker(4, 8, 64)
+        self.meanwhile = lambda: None
+
+    def execute(self, plan: ExecutePlan) -> StepResult:
+        self.meanwhile()
+        result = self.model.execute(plan)
+        self.model.applied(plan.step_id)
+        return result
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.front, self.workers, self.clock = Front(), Workers(), Clock()
+        self.scheduler = Scheduler(
+            num_blocks=16, block_size=4, vocab_size=100, max_model_len=64,
+            max_num_seqs=8, max_num_batched_tokens=64, max_waiting=8,
+        )  # fmt: skip
+        self.loop = EngineLoop(self.scheduler, self.workers, self.front, self.clock)
+
+    def ask(self, *questions: ToScheduler) -> None:
+        self.front.questions += questions
+        self.loop.step()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def add(slot: int, max_tokens: int = 4, deadline_s: float | None = None) -> Add:
+    limits = Limits(max_tokens, deadline_s=deadline_s)
+    return Add(1, slot, "r", array("I", [1, 2, 3]).tobytes(), limits, b"")
+
+
+def test_a_request_runs_to_its_end(bench: Bench) -> None:
+    bench.ask(add(1))
+    for _ in range(4):
+        bench.loop.step()
+    assert bench.front.tokens(1) == undisturbed([1, 2, 3], 0, 7, (), 0)
+    assert bench.front.ends() == {1: FinishReason.LENGTH}
+    assert bench.scheduler.check() == ""
+
+
+def test_it_waits_only_when_there_is_nothing_to_do(bench: Bench) -> None:
+    bench.ask(add(1, max_tokens=2))
+    for _ in range(3):
+        bench.loop.step()
+    first, *busy, idle = bench.front.waits
+    assert first > 0 and idle > 0 and set(busy) == {0.0}
+
+
+def test_orders_are_taken_in_the_middle_of_a_step(bench: Bench) -> None:
+    bench.ask(add(1), add(2), add(3, deadline_s=5.0))
+
+    def meanwhile() -> None:
+        bench.clock.now = 6.0
+        bench.front.questions = [Abort(1, 1), StopAt(1, 2, 1)]
+        bench.loop.attend()
+        assert bench.front.ends() == {
+            1: FinishReason.ABORTED, 2: FinishReason.STOPPED, 3: FinishReason.DEADLINE,
+        }  # fmt: skip
+        assert bench.front.states()[-1].step_age_s == 6.0
+
+    bench.workers.meanwhile = meanwhile
+    bench.loop.step()
+    assert bench.scheduler.num_running == 0
+    assert bench.scheduler.pool.num_free == 16
+
+
+def test_what_breaks_at_admission_breaks_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_on_two(add: Add, now: float) -> None:
+        if add.slot == 2:
+            raise ZeroDivisionError
+        real(add, now)
+
+    real = bench.scheduler.add
+    monkeypatch.setattr(bench.scheduler, "add", break_on_two)
+    bench.ask(add(1, max_tokens=1), add(2), add(3, max_tokens=1), add(3))
+    ends = bench.front.ends()
+    assert ends == {
+        1: FinishReason.LENGTH, 2: FinishReason.IGNORED, 3: FinishReason.LENGTH,
+    }  # fmt: skip
+
+
+def test_a_session_that_closes_leaves_nothing(bench: Bench) -> None:
+    bench.ask(add(1), add(2))
+    bench.ask(CloseSession(1))
+    assert bench.scheduler.num_running == 0
+    assert bench.scheduler.check() == ""
+
+
+def test_the_ledger_is_audited_and_a_leak_is_told(bench: Bench) -> None:
+    bench.ask(add(1))
+    bench.scheduler.pool.allocate(1)
+    bench.clock.now = AUDIT_INTERVAL_S
+    bench.loop.step()
+    assert "has 1 references, 0 owners" in bench.front.states()[-1].leaks
+
+
+def test_shutdown_ends_the_run(bench: Bench) -> None:
+    bench.front.questions = [add(1), Shutdown()]
+    bench.loop.run()
+    assert bench.loop.is_stopping

@@ -1,0 +1,133 @@
+"""The engine as a process: it starts, serves, ends cleanly, and takes its schedulers with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.engine_core.stack import calling
+from tests.support.fake_worker import FakeWorker
+
+ARGUMENTS = (
+    "--port=0", "--metrics-port=0", "--registry-port=0", "--max-num-seqs=4", "--drain-s=0.2",
+)  # fmt: skip
+
+
+class Engine:
+    """A running `python -m engine_core` and the ports it has told."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.ports: dict[str, int] = {}
+
+    async def line(self, message: str) -> dict[str, object]:
+        """Read the log up to the line that says `message`."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            while True:
+                line = json.loads(await self.process.stderr.readline())
+                if line["message"] == message:
+                    return dict(line)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self.ports["metrics"], timeout=10)
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        body = reply.read().decode()
+        connection.close()
+        return reply.status, body
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "engine_core", *ARGUMENTS, stderr=subprocess.PIPE
+    )
+    engine = Engine(process)
+    ports = await engine.line("listening")
+    engine.ports = {name: int(str(ports[name])) for name in ("port", "registry", "metrics")}
+    yield engine
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll: /proc tells nobody when it changes."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
+
+
+async def test_life(engine: Engine) -> None:
+    assert engine.get("/live")[0] == 200
+    assert engine.get("/ready") == (
+        503, '{"status":"not ready","reasons":["no worker has registered"]}'
+    )  # fmt: skip
+    worker = FakeWorker(engine.ports["registry"])
+    async with calling(f"127.0.0.1:{engine.ports['port']}") as caller:
+        await caller.ready()
+        assert engine.get("/ready")[0] == 200
+        await caller.add(1, [1, 2, 3], max_tokens=6)
+        await caller.ended(1)
+        await caller.until(lambda: caller.states[-1].num_running == 0)
+        text = engine.get("/metrics")[1]
+        for line in (
+            'millrace_request_queue_time_seconds_count{engine="1"} 1.0',
+            'vllm:request_decode_time_seconds_count{engine="1"} 1.0',
+            'vllm:num_requests_running{engine="1"} 0.0',
+            'vllm:num_preemptions_total{engine="1"} 0.0',
+            'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="64"} 1.0',
+            'millrace_engine_kv_blocks{engine="1",state="free"} 64.0',
+            "millrace_engine_replicas 1.0",
+        ):
+            assert line in text
+        (scheduler,) = children(engine.process.pid)
+        engine.process.terminate()
+        assert await asyncio.wait_for(engine.process.wait(), 10) == 0
+        await until(lambda: not is_alive(scheduler))
+    worker.die()
+
+
+async def test_schedulers_die_with_the_front(engine: Engine) -> None:
+    worker = FakeWorker(engine.ports["registry"])
+    await until(lambda: len(children(engine.process.pid)) == 1)
+    (scheduler,) = children(engine.process.pid)
+    engine.process.send_signal(signal.SIGKILL)
+    await engine.process.wait()
+    await until(lambda: not is_alive(scheduler))
+    worker.die()
+
+
+def test_a_scheduler_process_imports_no_grpc() -> None:
+    code = "import sys, engine_core.scheduler_process; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_budget_below_the_seats_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "engine_core", "--max-num-seqs=64", "--max-num-batched-tokens=8"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "max_num_batched_tokens (8) must be at least max_num_seqs (64)" in done.stderr

@@ -1,0 +1,110 @@
+"""Workers find partners, and what is no worker of ours harms nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from common.channel import Dealer
+from protos.common_pb2 import LENGTH
+from protos.worker import Hello, ToWorker
+from tests.engine_core.stack import Caller, Stack, calling, running_stack
+from tests.support.fake_worker import FakeWorker
+
+
+@pytest.fixture
+async def pairs() -> AsyncIterator[Stack]:
+    async with running_stack(world_size=2) as running:
+        yield running
+
+
+async def served(caller: Caller, slot: int) -> None:
+    await caller.add(slot, [1, 2], max_tokens=5)
+    assert (await caller.ended(slot)).reason == LENGTH
+
+
+async def test_two_workers_make_a_replica_with_the_lesser_memory(pairs: Stack) -> None:
+    async with calling(pairs.address) as caller:
+        first = FakeWorker(pairs.registry.port, max_blocks=50)
+        await caller.until(lambda: "1 workers wait for partners" in caller.states[-1].reasons)
+        second = FakeWorker(pairs.registry.port, max_blocks=40)
+        assert (await caller.ready()).num_blocks == 40
+        await served(caller, 1)
+        assert first.lease is not None and second.lease is not None
+        assert {first.lease.rank, second.lease.rank} == {0, 1}
+        first.die()
+        await caller.not_ready()
+        second.die()
+
+
+async def test_a_worker_whose_partner_has_left_finds_another(pairs: Stack) -> None:
+    context = zmq.Context()
+    door: Dealer[ToWorker] = Dealer(
+        context, f"tcp://127.0.0.1:{pairs.registry.port}", "gone", ToWorker
+    )
+    async with calling(pairs.address) as caller:
+        door.send(Hello("fake", "cpu", "m", "1"))
+        await caller.until(lambda: "1 workers wait for partners" in caller.states[-1].reasons)
+        door.close()
+        context.term()
+        workers = [FakeWorker(pairs.registry.port) for _ in range(2)]
+        await caller.ready()
+        await served(caller, 1)
+        for worker in workers:
+            worker.die()
+
+
+async def test_another_model_does_not_join(pairs: Stack) -> None:
+    async with calling(pairs.address) as caller:
+        workers = [FakeWorker(pairs.registry.port) for _ in range(2)]
+        await caller.ready()
+        strangers = [FakeWorker(pairs.registry.port, model_hash="other") for _ in range(2)]
+        await served(caller, 1)
+        assert [stranger.lease for stranger in strangers] == [None, None]
+        assert len(pairs.fleet.replicas) == 1
+        for worker in (*workers, *strangers):
+            worker.die()
+
+
+async def test_noise_on_the_ports_harms_nobody() -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        assert worker.lease is not None
+        context = zmq.Context()
+        for port in (stack.registry.port, worker.lease.port):
+            with socket.create_connection(("127.0.0.1", port)) as probe:
+                probe.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            noise = context.socket(zmq.DEALER)
+            noise.connect(f"tcp://127.0.0.1:{port}")
+            noise.send(b"no message")
+            noise.send_multipart([b"three", b"frames", b"are odd"])
+            noise.close(1000)
+        context.term()
+        await served(caller, 1)
+        assert worker.lease.replica == 1
+        worker.die()
+
+
+async def test_a_killed_scheduler_is_missed_and_replaced() -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        worker.gate.clear()
+        await caller.add(1, [1], max_tokens=50)
+        (process,) = stack.registry._processes.values()
+        os.kill(process.pid, signal.SIGKILL)
+        finish = await caller.ended(1)
+        assert finish.error.code == "replica_lost"
+        assert "ended with status -9" in finish.error.message
+        worker.gate.set()
+        worker.die()
+        new = FakeWorker(stack.registry.port)
+        await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
+        await served(caller, 2)
+        new.die()

@@ -1,0 +1,138 @@
+"""What loses a replica: lateness, silence, wrong step ids; and what does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from common.channel import Dealer, Router
+from engine_core.worker_link import WorkerLost, ZmqWorkerLink
+from protos.worker import (
+    Allocate,
+    ExecutePlan,
+    FromWorker,
+    KvReport,
+    ModelFacts,
+    StepResult,
+    ToWorker,
+    WorkerReady,
+)
+
+FACTS = ModelFacts(10, 20, "f", "m", 16, 30)
+
+
+class Clock:
+    """A time that runs ten seconds each time it is asked, once `is_fast`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.is_fast = False
+
+    def __call__(self) -> float:
+        self.now += 10 if self.is_fast else 0
+        return self.now
+
+
+class Pair:
+    """A link and the socket of its one worker."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.clock = Clock()
+        self.router: Router[FromWorker] = Router(self.context, "tcp://127.0.0.1:0", FromWorker)
+        self.link = ZmqWorkerLink(
+            self.router, 1, self.clock,
+            join_timeout_s=60.0, step_timeout_s=60.0, worker_timeout_s=30.0,
+        )  # fmt: skip
+        self.worker: Dealer[ToWorker] = Dealer(
+            self.context, f"tcp://127.0.0.1:{self.router.port}", "w", ToWorker
+        )
+
+    def join(self, max_blocks: int = 30) -> None:
+        def answer() -> None:
+            assert isinstance(self.worker.receive(10), Allocate)
+            self.worker.send(WorkerReady(0, {"load": 1.0}))
+
+        facts = ModelFacts(*[getattr(FACTS, f) for f in FACTS.__struct_fields__][:-1], max_blocks)
+        self.worker.send(KvReport(0, facts))
+        thread = threading.Thread(target=answer)
+        if max_blocks:
+            thread.start()
+        try:
+            assert self.link.join() == ([facts], max_blocks, {"load": 1.0})
+        finally:
+            if max_blocks:
+                thread.join()
+
+    def close(self) -> None:
+        self.link.close()
+        self.worker.close()
+        self.context.term()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def test_a_step(pair: Pair) -> None:
+    pair.join()
+    pair.worker.send(StepResult(7, (1,), (1,), (5,)))
+    assert pair.link.execute(ExecutePlan(7)).token_ids == (5,)
+    assert isinstance(pair.worker.receive(10), ExecutePlan)
+    assert pair.link.age() == 0.0
+
+
+def test_a_late_step_loses_the_replica(pair: Pair) -> None:
+    pair.join()
+    pair.clock.is_fast = True
+    with pytest.raises(WorkerLost, match="step 7 took longer than 60 s"):
+        pair.link.execute(ExecutePlan(7))
+
+
+def test_a_silent_worker_loses_the_replica(pair: Pair) -> None:
+    pair.join()
+    pair.clock.now = 31.0
+    with pytest.raises(WorkerLost, match=r"silent for 31.0 s"):
+        pair.link.age()
+
+
+def test_a_result_of_another_step_loses_the_replica(pair: Pair) -> None:
+    pair.join()
+    pair.worker.send(StepResult(6))
+    with pytest.raises(WorkerLost, match="rank 0 answered step 6, not 7"):
+        pair.link.execute(ExecutePlan(7))
+
+
+def test_no_room_for_one_block_names_the_knob(pair: Pair) -> None:
+    with pytest.raises(WorkerLost, match="kv_cache_memory"):
+        pair.join(max_blocks=0)
+
+
+def test_nobody_comes(pair: Pair) -> None:
+    pair.clock.is_fast = True
+    with pytest.raises(WorkerLost, match="0 of 1 workers loaded within 60 s"):
+        pair.link.join()
+
+
+def test_a_long_wait_is_attended_to_even_when_heartbeats_come(pair: Pair) -> None:
+    pair.join()
+    calls: list[int] = []
+    wake = pair.context.socket(zmq.PAIR)
+
+    def attend() -> None:
+        calls.append(1)
+        pair.clock.now += 1.0
+        if len(calls) == 3:
+            pair.worker.send(StepResult(7))
+
+    pair.clock.now = 1.0
+    pair.link.attend(wake, attend)
+    pair.link.execute(ExecutePlan(7))
+    wake.close()
+    assert len(calls) >= 3
