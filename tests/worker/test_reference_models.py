@@ -1,0 +1,115 @@
+"""Parity with outputs of `transformers`: logits, greedy ids and logprobs of the golden models."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker.forward import alone
+from tests.worker.plans import generate
+from worker.build import LoadedModel, load_model
+from worker.models.config import read_config
+from worker.safetensors import SafetensorsFile
+
+SMALL = [
+    "qwen2-tied-f32",
+    "qwen2-untied-bf16-sharded",
+    "qwen2-gqa7-f16",
+    "qwen2-headdim128-r1-bf16",
+]
+REFUSED = {
+    "qwen2-sliding-window-f32": "use_sliding_window",
+    "qwen2-yarn-f32": "rope_type",
+    "llama-rope3-f32": "rope_type",
+    "qwen3-qknorm-bf16": "Qwen3ForCausalLM",
+}
+
+
+@cache
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(folder, num_threads=1)
+
+
+def golden(folder: Path) -> dict[str, Any]:
+    story: dict[str, Any] = json.loads((folder / "golden.json").read_text())
+    return story
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_at_every_position(reference_data: Path, name: str) -> None:
+    folder = reference_data / "golden" / name
+    expected = SafetensorsFile(folder / "golden.safetensors")
+    for i, prompt in enumerate(golden(folder)["prompts"]):
+        logits = alone(loaded(folder), prompt["ids"])
+        np.testing.assert_allclose(logits, expected.read(f"logits.{i}"), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_greedy_ids_of_all_prompts_together_in_chunks(reference_data: Path, name: str) -> None:
+    """64 tokens each, from a pool with not a block to spare."""
+    folder = reference_data / "golden" / name
+    prompts = golden(folder)["prompts"]
+    num_blocks = sum(-(-(len(p["ids"]) + 63) // 16) for p in prompts)
+    runner = loaded(folder).runner(num_blocks)
+    out = generate(runner, {i: p["ids"] for i, p in enumerate(prompts)}, 64, chunk=7, logprobs=5)
+    for i, prompt in enumerate(prompts):
+        assert out.token_ids[i] == prompt["greedy_ids"]
+        chosen = [row.logprobs[0] for row in out.logprobs[i]]
+        np.testing.assert_allclose(chosen, prompt["greedy_logprobs"], rtol=0, atol=2e-3)
+        assert [row.index for row in out.logprobs[i]] == list(range(64))
+        top5 = [{str(t): p for t, p in zip(r.token_ids[1:], r.logprobs[1:], strict=True)}
+                for r in out.logprobs[i]]  # fmt: skip
+        assert_top5(top5, prompt["greedy_top5"])
+
+
+def assert_top5(ours: list[dict[str, float]], theirs: list[Any]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = other.items() if isinstance(other, dict) else other
+        expected = {str(token_id): logprob for token_id, logprob in pairs}
+        np.testing.assert_allclose(list(mine.values()), list(expected.values()), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_teacher_forced_logprobs(reference_data: Path, name: str) -> None:
+    folder = reference_data / "golden" / name
+    for prompt in golden(folder)["prompts"]:
+        ids = prompt["ids"] + prompt["greedy_ids"]
+        logits = alone(loaded(folder), ids[:-1]).astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        own = logprobs[np.arange(len(ids) - 1), ids[1:]]
+        expected = prompt["prompt_logprobs"][1:] + prompt["greedy_logprobs"]
+        np.testing.assert_allclose(own, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", SMALL[:1])
+def test_both_spellings_of_a_config_say_the_same(reference_data: Path, name: str) -> None:
+    folder = reference_data / "golden" / name
+    assert read_config(folder) == read_config(folder, "config.transformers5.json")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(reference_data: Path, name: str) -> None:
+    with pytest.raises(Exception, match=REFUSED[name]) as refusal:
+        load_model(reference_data / "golden" / name)
+    assert "config.json" in str(refusal.value)
+
+
+def test_real_vocabulary(reference_data: Path) -> None:
+    folder = reference_data / "golden" / "qwen2-realvocab-bf16"
+    story = golden(folder)
+    cases = story["cases"]
+    for case in cases:
+        logits = alone(loaded(folder), case["ids"])[-1].astype(np.float64)
+        logsumexp = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        assert logsumexp == pytest.approx(case["last_logsumexp"], abs=2e-3)
+        sampled = logits[story["sampled_ids"]]
+        np.testing.assert_allclose(sampled, case["last_logits_sampled"], rtol=0, atol=2e-3)
+    runner = loaded(folder).runner(64)
+    out = generate(runner, {i: c["ids"] for i, c in enumerate(cases)}, 48, chunk=16)
+    for i, case in enumerate(cases):
+        assert out.token_ids[i] == case["greedy_ids"]

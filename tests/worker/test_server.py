@@ -1,0 +1,268 @@
+"""WorkerServer on real ZeroMQ: registration, steps, heartbeats, loss, new lives, SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.metrics import new_registry, serve
+from protos import worker as wire
+from tests.conftest import ROOT
+from tests.support.fake_scheduler import FakeEngine, FakeScheduler
+from tests.worker.plans import generate, start
+from worker.build import LoadedModel
+from worker.metrics import WorkerMetrics
+from worker.model_runner import ModelRunner
+from worker.server import WorkerServer
+
+HELLO = wire.Hello(host="h", device="cpu", model_hash="m", build="b")
+PROMPT = list(range(5, 40))
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+class Running:
+    """A server in a thread, over a model that is loaded once."""
+
+    def __init__(self, engine: FakeEngine, loaded: LoadedModel) -> None:
+        self.num_loads = 0
+        self.registry = CollectorRegistry()
+
+        def load() -> LoadedModel:
+            self.num_loads += 1
+            return loaded
+
+        self.server = WorkerServer(
+            engine.context,
+            engine.front.address,
+            HELLO,
+            load,
+            lambda: 10**6,
+            WorkerMetrics(self.registry),
+        )
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.server.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(engine: FakeEngine, tiny: LoadedModel) -> Iterator[Running]:
+    running = Running(engine, tiny)
+    yield running
+    running.end()
+
+
+def first_token(scheduler: FakeScheduler, step_id: int = 0) -> int:
+    result = scheduler.execute(wire.ExecutePlan(step_id, starts=(start(1, PROMPT, range(3)),)))
+    assert (result.step_id, result.seq_ids) == (step_id, (1,))
+    return result.token_ids[0]
+
+
+def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: LoadedModel) -> None:
+    scheduler = engine.scheduler()
+    peer, hello = engine.front.hello()
+    assert hello == HELLO
+    assert running.server.reasons() == ["waiting for a lease of the engine"]
+    engine.front.lease(peer, scheduler.port)
+    report, ready_message = scheduler.start_worker(24)
+    assert report.facts == tiny.facts(10**6)
+    assert set(ready_message.startup_s) == {"load", "allocate", "warm_up"}
+    expected = generate(tiny.runner(24), {1: PROMPT}, 3).token_ids[1]
+    tokens = [first_token(scheduler)]
+    for step_id in (1, 2):
+        plan = wire.ExecutePlan(step_id, steps=(wire.SequenceStep(1, 1),))
+        tokens += scheduler.execute(plan).token_ids
+    assert tokens == expected
+    assert running.server.reasons() == []
+    assert running.registry.get_sample_value("millrace_worker_steps_total") == 3
+    assert running.registry.get_sample_value("millrace_worker_tokens_total") == 3
+
+
+def test_two_plans_may_be_in_flight(engine: FakeEngine, running: Running) -> None:
+    _, scheduler = engine.ready()
+    scheduler.send(wire.ExecutePlan(0, starts=(start(1, PROMPT, range(3)),)))
+    scheduler.send(wire.ExecutePlan(1, steps=(wire.SequenceStep(1, 1),)))
+    assert [scheduler.expect(wire.StepResult).step_id for _ in range(2)] == [0, 1]
+
+
+def test_heartbeats_go_out_while_a_step_runs(
+    engine: FakeEngine,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, scheduler = engine.ready()
+    go_on = threading.Event()
+    execute = ModelRunner.execute
+
+    def slow(self: ModelRunner, plan: wire.ExecutePlan) -> wire.StepResult:
+        assert go_on.wait(20)
+        return execute(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", slow)
+    scheduler.send(wire.ExecutePlan(0))
+    scheduler.heartbeat()
+    scheduler.heartbeat()
+    go_on.set()
+    assert scheduler.expect(wire.StepResult).step_id == 0
+
+
+def test_a_step_that_throws_is_a_fault_and_a_new_life(
+    engine: FakeEngine,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    peer, scheduler = engine.ready()
+    expected = first_token(scheduler)
+    scheduler.send(wire.ExecutePlan(1, copies=(wire.BlockCopy(0, 1000),)))
+    fault = scheduler.expect(wire.WorkerFault)
+    assert fault.step_id == 1 and "1000" in fault.message
+    new_peer, scheduler = engine.ready()
+    assert new_peer != peer
+    assert first_token(scheduler) == expected
+    assert running.num_loads == 1
+
+
+def test_a_gap_in_the_steps_is_a_fault(engine: FakeEngine, running: Running) -> None:
+    _, scheduler = engine.ready()
+    first_token(scheduler, step_id=5)
+    scheduler.send(wire.ExecutePlan(7))
+    assert "step 7 came after step 5" in scheduler.expect(wire.WorkerFault).message
+    engine.front.hello()
+
+
+def test_a_lost_scheduler_means_a_new_life_with_the_old_weights(
+    engine: FakeEngine, running: Running
+) -> None:
+    peer, scheduler = engine.ready()
+    expected = first_token(scheduler)
+    scheduler.close()
+    new_peer, scheduler = engine.ready()
+    assert new_peer != peer and running.num_loads == 1
+    assert first_token(scheduler) == expected
+
+
+def test_a_lost_front_means_a_new_life(engine: FakeEngine, running: Running) -> None:
+    engine.ready()
+    port = engine.front.router.port
+    engine.front.close()
+    engine.new_front(port)
+    _, scheduler = engine.ready()
+    first_token(scheduler)
+
+
+def test_a_front_that_is_not_up_yet_is_waited_for(engine: FakeEngine, tiny: LoadedModel) -> None:
+    port = engine.front.router.port
+    engine.front.close()
+    running = Running(engine, tiny)
+    try:
+        engine.new_front(port)
+        engine.ready()
+    finally:
+        running.end()
+
+
+def test_a_scheduler_that_is_not_there_means_a_new_life(
+    engine: FakeEngine, running: Running
+) -> None:
+    peer, scheduler = engine.lease()
+    scheduler.expect(wire.KvReport)
+    scheduler.close()
+    other, _ = engine.front.hello()
+    engine.front.lease(other, scheduler.port)
+    engine.ready()
+
+
+def test_a_message_out_of_turn_means_a_new_life(engine: FakeEngine, running: Running) -> None:
+    _, scheduler = engine.lease()
+    scheduler.expect(wire.KvReport)
+    scheduler.send(wire.ExecutePlan(0))
+    engine.front.hello()
+
+
+def test_shutdown_of_the_scheduler_means_a_new_life(engine: FakeEngine, running: Running) -> None:
+    _, scheduler = engine.ready()
+    scheduler.send(wire.Shutdown())
+    engine.front.hello()
+
+
+def run_process(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "worker", *arguments],
+        cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_the_process_serves_and_ends_on_sigterm(engine: FakeEngine, tiny_folder: Path) -> None:
+    process = run_process(
+        f"--model={tiny_folder}", f"--engine={engine.front.address}", "--metrics-port=0",
+        "--threads=1", "--kv-cache-memory=1MiB",
+    )  # fmt: skip
+    with process:
+        scheduler = engine.scheduler()
+        peer, hello = engine.front.hello()
+        assert len(hello.model_hash) == 16
+        engine.front.lease(peer, scheduler.port)
+        report, _ = scheduler.start_worker(24)
+        assert report.facts.max_blocks == 2**20 // (2 * 2 * 16 * 16 * 4)
+        first_token(scheduler)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr is not None and '"stopped"' in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model=/nowhere"], "/nowhere/config.json"),
+        (["--model=/nowhere", "--kv-cache-memory=lots"], "size is 'lots'"),
+        (["--model=/nowhere", "--colour=red"], "colour"),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
+    with run_process(*arguments, "--metrics-port=0") as process:
+        assert process.wait(20) == 1
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+    assert len(lines) == 1 and words in lines[0]
+
+
+def test_metrics_port_answers() -> None:
+    registry = new_registry()
+    metrics = WorkerMetrics(registry)
+    metrics.observe_step(wire.StepResult(1, (1,), (1,), (9,), forward_s=0.01), 1)
+    metrics.observe_startup({"load": 0.5}, 1024, 2048)
+    port = serve("127.0.0.1", 0, registry, lambda: ["loading"])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        text = reply.read().decode()
+    for series in (
+        "millrace_worker_forward_seconds_count 1.0",
+        "millrace_worker_sample_seconds_count 1.0",
+        "millrace_worker_steps_total 1.0",
+        "millrace_worker_tokens_total 1.0",
+        "millrace_worker_kv_bytes 1024.0",
+        "millrace_worker_weight_bytes 2048.0",
+        'millrace_worker_startup_seconds{phase="load"} 0.5',
+        "process_resident_memory_bytes",
+    ):
+        assert series in text

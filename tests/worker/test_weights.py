@@ -1,0 +1,186 @@
+"""Damaged model folders: each error names the file and the tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.model_folders import encoded, write_folder, write_safetensors
+from worker.build import load_model
+from worker.errors import ModelFolderError
+from worker.models.config import read_config
+from worker.models.qwen2 import Qwen2
+from worker.safetensors import SafetensorsFile
+from worker.weights import FolderWeights
+
+NORM = "model.norm.weight"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
+    """Change the header of a safetensors file and leave its data."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+def no_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_in_the_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:50])
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def header_too_long(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((10**9).to_bytes(8, "little") + b"{}")
+
+
+def header_is_noise(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"\xff\xfe{}")
+
+
+def wrong_shape(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].update(shape=[4, 8]))
+
+
+def size_does_not_fit_shape(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].update(shape=[31]))
+
+
+def wrong_dtype(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].update(dtype="I64"))
+
+
+def negative_offset(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].update(data_offsets=[-8, 120]))
+
+
+def malformed_entry(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].pop("shape"))
+
+
+def missing_tensor(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h.pop(NORM))
+
+
+def unexpected_tensor(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h.update({"model.extra": h[NORM]}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (no_file, ["model.safetensors", "neither"]),
+        (truncated, ["model.safetensors", "tensor", "truncated"]),
+        (cut_in_the_header, ["model.safetensors", "truncated"]),
+        (empty, ["model.safetensors", "too few"]),
+        (header_too_long, ["model.safetensors", "header", "100000000"]),
+        (header_is_noise, ["model.safetensors", "JSON"]),
+        (wrong_shape, ["model.safetensors", NORM, "[4, 8]", "[32]"]),
+        (size_does_not_fit_shape, ["model.safetensors", NORM, "128 bytes"]),
+        (wrong_dtype, ["model.safetensors", NORM, "I64", "BF16"]),
+        (negative_offset, ["model.safetensors", NORM]),
+        (malformed_entry, ["model.safetensors", NORM, "malformed"]),
+        (missing_tensor, ["missing", NORM]),
+        (unexpected_tensor, ["unexpected", "model.extra"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: list[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    load_model(folder)
+    damage(folder)
+    with pytest.raises(ModelFolderError) as error:
+        load_model(folder)
+    for word in [str(folder), *words]:
+        assert word in str(error.value)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def missing_shard(folder: Path) -> None:
+    (folder / "model-00002-of-00003.safetensors").unlink()
+
+
+def shard_outside(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"][NORM] = "../model.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def tensor_in_another_shard(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    index["weight_map"][NORM] = next(s for s in shards if s != index["weight_map"][NORM])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def no_weight_map(folder: Path) -> None:
+    (folder / INDEX).write_text('{"metadata": {}}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (missing_shard, [INDEX, "model-00002-of-00003.safetensors"]),
+        (shard_outside, [INDEX, "../model.safetensors"]),
+        (tensor_in_another_shard, [NORM, "missing", INDEX]),
+        (no_weight_map, [INDEX, "weight_map"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damaged_shards(tmp_path: Path, damage: Callable[[Path], None], words: list[str]) -> None:
+    folder = write_folder(tmp_path / "m", num_shards=3)
+    load_model(folder)
+    damage(folder)
+    with pytest.raises(ModelFolderError) as error:
+        load_model(folder)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_every_dtype_is_upcast_exactly(tmp_path: Path, dtype: str) -> None:
+    values = np.array([[1.5, -0.25], [3.0e-5, 65_000.0]], np.float32)
+    write_safetensors(tmp_path / "t.safetensors", {"odd": values[0, :1], "x": values}, dtype)
+    file = SafetensorsFile(tmp_path / "t.safetensors")
+    read = file.read("x")
+    assert read.dtype == np.float32 and read.shape == (2, 2)
+    np.testing.assert_allclose(read, values, rtol={"F32": 0, "F16": 2e-2, "BF16": 4e-3}[dtype])
+    assert encoded(read, dtype) == encoded(values, dtype)
+
+
+def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    rewrite(
+        folder / "model.safetensors",
+        lambda h: h.update({"lm_head.weight": h["model.embed_tokens.weight"]}),
+    )
+    load_model(folder)
+
+
+def test_the_hash_tells_folders_apart(tmp_path: Path) -> None:
+    def fingerprint(name: str, **changes: int) -> str:
+        folder = write_folder(tmp_path / name, **changes)
+        return FolderWeights(folder, Qwen2.shapes(read_config(folder))).fingerprint()
+
+    assert fingerprint("a") == fingerprint("b")
+    assert len({fingerprint("a"), fingerprint("c", seed=1), fingerprint("d", vocab_size=97)}) == 3

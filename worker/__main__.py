@@ -1,0 +1,67 @@
+"""Composition root of the worker: settings → metrics → server."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import zmq
+
+from common import logs
+from common.metrics import new_registry, serve
+from common.settings import load_or_exit
+from protos import worker as wire
+from worker.build import fingerprint_folder, load_model
+from worker.errors import ModelFolderError
+from worker.memory import default_kv_cache_bytes, parse_size
+from worker.metrics import WorkerMetrics
+from worker.server import WorkerServer
+from worker.settings import Settings
+
+NICENESS = 5
+"""The tiers come first: a token that is computed late costs less than one delivered late."""
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT; a bad setting or folder ends the process with one line."""
+    settings = load_or_exit(Settings, "worker")
+    logs.setup("worker", settings.log_level)
+    os.nice(NICENESS)
+    try:
+        server = build_server(settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
+        server.run()
+    except (ModelFolderError, ValueError, OSError) as error:
+        sys.exit(f"worker: {error}")
+
+
+def build_server(settings: Settings) -> WorkerServer:
+    """Join the parts; raise ModelFolderError, ValueError or OSError (port) for what cannot work."""
+    folder = Path(settings.model)
+    kv_cache_bytes = parse_size(settings.kv_cache_memory) if settings.kv_cache_memory else None
+    registry = new_registry()
+    server = WorkerServer(
+        context=zmq.Context.instance(),
+        engine=settings.engine,
+        hello=wire.Hello(
+            host=socket.gethostname(),
+            device=f"{settings.device} {platform.machine()}",
+            model_hash=fingerprint_folder(folder),
+            build=f"millrace {version('millrace')}",
+        ),
+        load=lambda: load_model(folder, settings.device, settings.dtype, settings.threads),
+        kv_cache_bytes=lambda: kv_cache_bytes or default_kv_cache_bytes(),
+        metrics=WorkerMetrics(registry),
+    )
+    serve(settings.metrics_host, settings.metrics_port, registry, server.reasons)
+    return server
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Backend: THE list of operators. A model is written against it and sees no array library.
+
+T tokens of one step, R rows whose logits are wanted, H hidden size, I intermediate size, V
+vocabulary, N outputs of a linear, Q = num_heads * head_dim, K = num_kv_heads * head_dim. All
+activations are float32 and C-contiguous. A row's result depends on its own tokens only, bit for
+bit: not on T, on its place among the T, or on which blocks hold its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Array = Any
+"""An array of the backend's own library."""
+Linear = Any
+"""A weight [N, in] with an optional bias [N], packed as the backend likes it."""
+LayerCache = Any
+"""Keys and values of one layer, [num_blocks, 16, num_kv_heads, head_dim] each."""
+
+Step = Any
+"""The inputs of one step on the device, and whatever the backend derives from them.
+
+A model reads `token_ids`, int32 [T], and `logit_rows`, int32 [R]: which of the T want logits.
+"""
+
+
+class Backend(Protocol):
+    """The operators with formula, shapes and dtypes; one instance per worker process."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything that decides bits: library, kernels, tiles, dtype. No thread counts."""
+        ...
+
+    # ── weights ──────────────────────────────────────────────────────────────────────────────
+
+    def pack_vector(self, weight: Array) -> Array:
+        """Move a norm weight or an embedding table to the device as it is."""
+        ...
+
+    def pack_linear(self, weights: Sequence[Array], biases: Sequence[Array] = ()) -> Linear:
+        """Stack weights [Ni, in] (and biases [Ni]) into one linear of N = sum(Ni) outputs."""
+        ...
+
+    def pack_tied(self, table: Array) -> Linear:
+        """Make a linear of a packed embedding table [V, H] without a second copy of it."""
+        ...
+
+    # ── operators ────────────────────────────────────────────────────────────────────────────
+
+    def embedding(self, table: Array, token_ids: Array) -> Array:
+        """out[t] = table[token_ids[t]]; [V, H], int32 [T] → [T, H]."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """out[t] = x[t] / sqrt(mean(x[t]²) + eps) * weight; [T, H], [H] → [T, H]."""
+        ...
+
+    def add_rms_norm(
+        self, x: Array, residual: Array, weight: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """sum = x + residual; return (rms_norm(sum), sum); [T, H] each."""
+        ...
+
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """out[t] = weight @ x[t] + bias; [T, in] → [T, N]."""
+        ...
+
+    def rope(
+        self, qkv: Array, step: Step, cache: LayerCache, num_heads: int, theta: float
+    ) -> Array:
+        """Rotate q and k of qkv [T, Q + 2K] at their positions, store k and v; return q.
+
+        Halves of a head are a pair: (a, b) → (a cos − b sin, b cos + a sin), angle = position *
+        theta^(−2i / head_dim); q is [T, num_heads, head_dim].
+        """
+        ...
+
+    def paged_attention(self, q: Array, step: Step, cache: LayerCache) -> Array:
+        """out[t, h] = softmax(q[t, h] · keys / sqrt(D)) · values; [T, num_heads, D] → [T, Q].
+
+        Keys and values are those of the token's own sequence at positions ≤ its own; query head
+        h reads key head h * num_kv_heads // num_heads.
+        """
+        ...
+
+    def silu_mul(self, gate_up: Array) -> Array:
+        """out = gate / (1 + exp(−gate)) * up; gate_up [T, 2I] is gate beside up → [T, I]."""
+        ...
+
+    def take_rows(self, x: Array, rows: Array) -> Array:
+        """out[r] = x[rows[r]]; [T, H], int32 [R] → [R, H]."""
+        ...

@@ -1,0 +1,109 @@
+"""CpuBackend: the NumPy references bound to the list of operators.
+
+Compute and cache are float32. The BLAS has one thread; more work on pieces that do not depend on
+how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.backends.blas import use_one_thread
+from worker.batch import Batch
+from worker.kernels.checks import Floats, Ints
+from worker.kernels.crew import Crew
+from worker.kernels.embedding import embedding_reference
+from worker.kernels.linear import PackedLinear, linear_reference, pack_linear, pack_tied
+from worker.kernels.paged_attention import (
+    SPLIT,
+    AttentionPlan,
+    paged_attention_reference,
+    plan_attention,
+)
+from worker.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
+from worker.kernels.rope import Rotation, rope_reference, rotation, store_kv_reference
+from worker.kernels.silu_mul import silu_mul_reference
+from worker.kv_cache import BLOCK_SIZE, LayerPages
+
+
+@dataclass(slots=True)
+class CpuStep:
+    """A batch with what all layers share: the attention plan and, from the first on, rotations."""
+
+    token_ids: Ints
+    logit_rows: Ints
+    positions: Ints
+    cells: Ints
+    attention: AttentionPlan
+    rotation: Rotation | None = None
+
+
+class CpuBackend:
+    """Operators as in `backends/base.py`, in plain NumPy."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._blas = use_one_thread()
+        self._crew = Crew(num_threads)
+        self._tiles: set[int] = set()
+
+    @property
+    def fingerprint(self) -> str:
+        tiles = "+".join(map(str, sorted(self._tiles)))
+        return f"cpu float32 numpy={np.__version__} {self._blas} tile={tiles} split={SPLIT}"
+
+    def begin(self, batch: Batch) -> CpuStep:
+        """Derive from `batch` what every layer of the step needs."""
+        plan = plan_attention(batch.query_starts, batch.positions, batch.block_tables, BLOCK_SIZE)
+        return CpuStep(batch.token_ids, batch.logit_rows, batch.positions, batch.cells, plan)
+
+    def pack_vector(self, weight: Floats) -> Floats:
+        return np.ascontiguousarray(weight)
+
+    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> PackedLinear:
+        return self._remember(pack_linear(weights, biases))
+
+    def pack_tied(self, table: Floats) -> PackedLinear:
+        return self._remember(pack_tied(table))
+
+    def _remember(self, packed: PackedLinear) -> PackedLinear:
+        self._tiles.add(packed.tile)
+        return packed
+
+    def embedding(self, table: Floats, token_ids: Ints) -> Floats:
+        return embedding_reference(table, token_ids)
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        return rms_norm_reference(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: Floats, residual: Floats, weight: Floats, eps: float
+    ) -> tuple[Floats, Floats]:
+        return add_rms_norm_reference(x, residual, weight, eps)
+
+    def linear(self, x: Floats, linear: PackedLinear) -> Floats:
+        return linear_reference(x, linear, self._crew)
+
+    def rope(
+        self, qkv: Floats, step: CpuStep, cache: LayerPages, num_heads: int, theta: float
+    ) -> Floats:
+        head_dim = cache.keys.shape[3]
+        if step.rotation is None:
+            step.rotation = rotation(step.positions, head_dim, theta)
+        heads = qkv.reshape(len(qkv), -1, head_dim)
+        num_kv_heads = cache.keys.shape[2]
+        turned = rope_reference(heads[:, : num_heads + num_kv_heads], step.rotation)
+        values = heads[:, num_heads + num_kv_heads :]
+        store_kv_reference(turned[:, num_heads:], values, step.cells, cache)
+        return np.ascontiguousarray(turned[:, :num_heads])
+
+    def paged_attention(self, q: Floats, step: CpuStep, cache: LayerPages) -> Floats:
+        return paged_attention_reference(q, step.attention, cache).reshape(len(q), -1)
+
+    def silu_mul(self, gate_up: Floats) -> Floats:
+        return silu_mul_reference(gate_up)
+
+    def take_rows(self, x: Floats, rows: Ints) -> Floats:
+        return embedding_reference(x, rows)

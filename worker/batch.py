@@ -1,0 +1,68 @@
+"""Batch: the contiguous inputs of one step, gathered from rows.
+
+Knows tokens, positions, cells and block tables. Knows neither model nor backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from worker.kernels.checks import Ints
+from worker.kv_cache import BLOCK_SIZE
+from worker.rows import Row
+
+
+class Work(NamedTuple):
+    """Compute the `num_tokens` tokens of `row` that follow what is computed."""
+
+    row: Row
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """True when this reaches the end of the known tokens: the next one is to be drawn."""
+        return self.row.num_computed + self.num_tokens == self.row.num_tokens
+
+
+class Batch(NamedTuple):
+    """T tokens of B sequences, one sequence after the other; all arrays int32."""
+
+    token_ids: Ints
+    """[T]"""
+    positions: Ints
+    """[T], consecutive within a sequence."""
+    cells: Ints
+    """[T]: block * BLOCK_SIZE + offset, where the token's keys and values go."""
+    query_starts: Ints
+    """[B + 1]: sequence b owns tokens query_starts[b] .. query_starts[b + 1]."""
+    block_tables: Ints
+    """[B, most blocks of any]; unused entries are block 0."""
+    logit_rows: Ints
+    """[R]: which of the T tokens want logits."""
+
+
+def gather(work: Sequence[Work]) -> Batch:
+    """Gather the inputs of `work`, not empty; the last token of work that samples wants logits."""
+    counts = [item.num_tokens for item in work]
+    starts = np.zeros(len(work) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    spans = [slice(w.row.num_computed, w.row.num_computed + w.num_tokens) for w in work]
+    positions = np.concatenate([np.arange(s.start, s.stop, dtype=np.int32) for s in spans])
+    tables = np.zeros((len(work), max(len(w.row.blocks) for w in work)), np.int32)
+    for table, item in zip(tables, work, strict=True):
+        table[: len(item.row.blocks)] = item.row.blocks
+    owners = np.repeat(np.arange(len(work)), counts)
+    blocks = tables[owners, positions // BLOCK_SIZE]
+    return Batch(
+        token_ids=np.concatenate([w.row.tokens[s] for w, s in zip(work, spans, strict=True)]),
+        positions=positions,
+        cells=blocks * np.int32(BLOCK_SIZE) + positions % np.int32(BLOCK_SIZE),
+        query_starts=starts,
+        block_tables=tables,
+        logit_rows=np.array(
+            [starts[i + 1] - 1 for i, item in enumerate(work) if item.samples], np.int32
+        ),
+    )

@@ -1,0 +1,115 @@
+"""From a model folder to a ModelRunner: the one place that joins config, weights and backend.
+
+Used by the server and, in process, by the offline face. Takes plain values.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from protos import worker as wire
+from worker.backends.cpu import CpuBackend
+from worker.errors import ModelFolderError
+from worker.kv_cache import BLOCK_SIZE, KvCache, block_bytes
+from worker.memory import default_kv_cache_bytes
+from worker.model_runner import ModelRunner
+from worker.models import ARCHITECTURES
+from worker.models.config import ModelConfig, read_config
+from worker.models.qwen2 import Qwen2
+from worker.weights import FolderWeights
+
+log = logging.getLogger(__name__)
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on their device. Outlives the schedulers that use it, one runner each."""
+
+    config: ModelConfig
+    model: Qwen2
+    backend: CpuBackend
+    model_hash: str
+    weight_bytes: int
+
+    def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
+        """Return what the scheduler must know, given this much memory for keys and values."""
+        return wire.ModelFacts(
+            vocab_size=self.config.vocab_size,
+            max_position_embeddings=self.config.max_position_embeddings,
+            fingerprint=f"{self.backend.fingerprint} tp=1 millrace={version('millrace')}",
+            model_hash=self.model_hash,
+            block_size=BLOCK_SIZE,
+            max_blocks=kv_cache_bytes // block_bytes(self.config),
+        )
+
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """Allocate exactly `num_blocks` and return a fresh runner."""
+        cache = KvCache(self.config, num_blocks)
+        log.info(
+            "kv cache",
+            extra={
+                "num_blocks": num_blocks,
+                "num_tokens": num_blocks * BLOCK_SIZE,
+                "kv_bytes": cache.num_bytes,
+                "weight_bytes": self.weight_bytes,
+            },
+        )
+        return ModelRunner(self.model, self.backend, cache, self.config.vocab_size)
+
+
+def load_model(
+    folder: Path, device: str = "cpu", dtype: str = "auto", num_threads: int = 0
+) -> LoadedModel:
+    """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
+    if device != "cpu":
+        raise ValueError(f"device is {device!r}, allowed: cpu")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    config = read_config(folder)
+    family = _family(folder, config)
+    wanted = config.dtype if dtype == "auto" else dtype
+    if wanted != "float32":
+        log.warning("the cpu reference computes in float32", extra={"wanted_dtype": wanted})
+    weights = _open(folder, config)
+    backend = CpuBackend(num_threads)
+    model = family(config, weights, backend)
+    return LoadedModel(config, model, backend, weights.fingerprint(), weights.num_bytes)
+
+
+def fingerprint_folder(folder: Path) -> str:
+    """Check the whole folder without loading it and return its hash; raise ModelFolderError."""
+    return _open(folder, read_config(folder)).fingerprint()
+
+
+def _open(folder: Path, config: ModelConfig) -> FolderWeights:
+    family = _family(folder, config)
+    return FolderWeights(folder, family.shapes(config), family.may_ignore(config))
+
+
+def _family(folder: Path, config: ModelConfig) -> type[Qwen2]:
+    family = ARCHITECTURES.get(config.architecture)
+    if family is None:
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: architectures is {config.architecture!r}, "
+            f"allowed: {', '.join(ARCHITECTURES)}"
+        )
+    return family
+
+
+def build_runner(
+    model_folder: Path | str,
+    device: str = "cpu",
+    dtype: str = "auto",
+    kv_cache_memory_bytes: int | None = None,
+    num_blocks: int | None = None,
+    num_threads: int = 0,
+) -> tuple[ModelRunner, wire.ModelFacts]:
+    """Return a runner in this process and its facts; `num_blocks` wins over the memory budget."""
+    loaded = load_model(Path(model_folder), device, dtype, num_threads)
+    facts = loaded.facts(kv_cache_memory_bytes or default_kv_cache_bytes())
+    return loaded.runner(facts.max_blocks if num_blocks is None else num_blocks), facts

@@ -1,0 +1,34 @@
+"""What every operator demands of its arrays, and the one error that says what was wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from worker.errors import KernelError
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
+
+
+def require(
+    operator: str,
+    name: str,
+    array: np.ndarray[Any, Any],
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+) -> None:
+    """Raise KernelError unless `array` has this dtype and shape (None = any) in C order."""
+    if array.dtype != dtype:
+        raise KernelError(f"{operator}: {name} has dtype {array.dtype}, expected {dtype}")
+    if array.ndim != len(shape):
+        raise KernelError(f"{operator}: {name} has shape {array.shape}, expected {shape}")
+    for wanted, actual in zip(shape, array.shape, strict=True):
+        if wanted is not None and wanted != actual:
+            raise KernelError(f"{operator}: {name} has shape {array.shape}, expected {shape}")
+    if not array.flags.c_contiguous:
+        raise KernelError(f"{operator}: {name} is not C-contiguous")

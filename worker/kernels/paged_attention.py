@@ -1,0 +1,168 @@
+"""Paged attention: out[t, h] = softmax(q[t, h] · K / sqrt(D)) · V over the token's own sequence.
+
+Keys are taken SPLIT at a time, at fixed absolute positions, and combined in that order with a
+running maximum and sum. Each token is its own matrix product per split and key head, of one shape,
+[heads per key head, D] x [D, SPLIT], in prefill as in decode: so its bits depend on neither the
+batch, nor the cut of the prompt into chunks, nor the blocks.
+
+Work is cut into segments. Decoding sequences share segments: split j of all that reach it, longest
+first, each with its own blocks. The tokens of one prompt share the blocks of a segment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.kernels.checks import F32, Floats, Ints, require
+
+SPLIT = 64
+"""Keys per split; a multiple of the block size."""
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Segment(NamedTuple):
+    """One split of some tokens, `start` up to `stop` in the plan's order."""
+
+    start: int
+    stop: int
+    blocks: Ints
+    """[tokens or 1, SPLIT / block_size]."""
+    hidden: Mask | None
+    """[tokens, 1, 1, SPLIT]: keys after the token's own position; None when there are none."""
+    stale: Mask | None
+    """[len(blocks), SPLIT]: cells past the sequence's end. What a former owner left there may be
+    nan, and 0 * nan is not 0."""
+
+
+class AttentionPlan(NamedTuple):
+    """The segments of one step, made once and used by every layer."""
+
+    order: Indices
+    """Which token of the step stands at each place."""
+    segments: list[Segment]
+
+
+def plan_attention(
+    query_starts: Ints, positions: Ints, block_tables: Ints, block_size: int
+) -> AttentionPlan:
+    """Cut a step into segments.
+
+    query_starts: int32 [B + 1], sequence b owns tokens query_starts[b] .. query_starts[b + 1];
+    positions: int32 [T], consecutive within a sequence; block_tables: int32 [B, max_blocks], of
+    which entries past a sequence's last block may hold any valid id.
+    """
+    counts = np.diff(query_starts)
+    tables = _padded(block_tables, SPLIT // block_size)
+    decodes = np.flatnonzero(counts == 1)
+    tokens = query_starts[decodes]
+    longest_first = np.argsort(-positions[tokens], kind="stable")
+    decodes, tokens = decodes[longest_first], tokens[longest_first]
+    order = [tokens.astype(np.int64)]
+    segments = _decode_segments(positions[tokens], tables[decodes])
+    place = len(tokens)
+    for b in np.flatnonzero(counts > 1):
+        span = np.arange(query_starts[b], query_starts[b + 1])
+        order.append(span)
+        segments += _prefill_segments(place, positions[span], tables[b])
+        place += len(span)
+    return AttentionPlan(np.concatenate(order), segments)
+
+
+def _padded(block_tables: Ints, per_split: int) -> Ints:
+    """Return the tables as [B, splits, per_split], filled up with block 0."""
+    missing = -block_tables.shape[1] % per_split
+    padded = np.pad(block_tables, ((0, 0), (0, missing)))
+    return padded.reshape(len(padded), -1, per_split)
+
+
+def _decode_segments(positions: Ints, tables: Ints) -> list[Segment]:
+    """positions: int32 [n], falling; tables: int32 [n, splits, per_split]."""
+    segments = []
+    for split in range(int(positions[0]) // SPLIT + 1 if len(positions) else 0):
+        stop = int(np.count_nonzero(positions >= split * SPLIT))
+        hidden = _hidden(positions[:stop], split)
+        segments.append(_segment(0, stop, np.ascontiguousarray(tables[:stop, split]), hidden))
+    return segments
+
+
+def _prefill_segments(place: int, positions: Ints, table: Ints) -> list[Segment]:
+    """positions: int32 [n], rising; table: int32 [splits, per_split]."""
+    segments = []
+    for split in range(int(positions[-1]) // SPLIT + 1):
+        first = int(np.searchsorted(positions, split * SPLIT))
+        hidden = _hidden(positions[first:], split)
+        blocks = table[split : split + 1]
+        segments.append(_segment(place + first, place + len(positions), blocks, hidden))
+    return segments
+
+
+def _hidden(positions: Ints, split: int) -> Mask:
+    keys = np.arange(split * SPLIT, (split + 1) * SPLIT)
+    hidden: Mask = keys > positions[:, None]
+    return hidden
+
+
+def _segment(start: int, stop: int, blocks: Ints, hidden: Mask) -> Segment:
+    """hidden: [tokens, SPLIT]; the last token that shares blocks ends its sequence."""
+    if not hidden.any():
+        return Segment(start, stop, blocks, None, None)
+    stale = hidden[-len(blocks) :]
+    return Segment(start, stop, blocks, hidden[:, None, None, :], stale if stale.any() else None)
+
+
+def paged_attention_reference(
+    q: Floats, plan: AttentionPlan, cache: tuple[Floats, Floats]
+) -> Floats:
+    """q: float32 [T, num_heads, D]; cache: float32 [num_blocks, block_size, kv_heads, D] twice.
+
+    Returns float32 [T, num_heads, D].
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    require("paged_attention", "q", q, F32, (len(plan.order), None, None))
+    keys, values = cache
+    for name, pages in (("keys", keys), ("values", values)):
+        require("paged_attention", name, pages, F32, (None, None, keys.shape[2], head_dim))
+    grouped = (num_tokens, keys.shape[2], num_heads // keys.shape[2], head_dim)
+    ordered = q[plan.order].reshape(grouped) * np.float32(head_dim**-0.5)
+    running = _Running(grouped)
+    for segment in plan.segments:
+        part = slice(segment.start, segment.stop)
+        shape = (len(segment.blocks), SPLIT, *keys.shape[2:])
+        scores = ordered[part] @ keys[segment.blocks].reshape(shape).transpose(0, 2, 3, 1)
+        seen = values[segment.blocks].reshape(shape)
+        if segment.stale is not None:
+            seen[segment.stale] = 0
+        running.add(part, scores, seen.transpose(0, 2, 1, 3), segment.hidden)
+    out = np.empty_like(q)
+    out[plan.order] = running.result().reshape(q.shape)
+    return out
+
+
+class _Running:
+    """Softmax-weighted sums so far: maximum, sum and weighted values per token and head."""
+
+    def __init__(self, grouped: tuple[int, ...]) -> None:
+        self._maximum = np.full((*grouped[:-1], 1), -np.inf, np.float32)
+        self._sum = np.zeros((*grouped[:-1], 1), np.float32)
+        self._values = np.zeros(grouped, np.float32)
+
+    def add(self, part: slice, scores: Floats, values: Floats, hidden: Mask | None) -> None:
+        """scores: [n, kv_heads, group, SPLIT], spent; values: [n or 1, kv_heads, SPLIT, D]."""
+        if hidden is not None:
+            np.copyto(scores, np.float32(-np.inf), where=hidden)
+        before = self._maximum[part]
+        maximum = np.maximum(before, scores.max(axis=-1, keepdims=True))
+        scores -= maximum
+        np.exp(scores, out=scores)
+        fade = np.exp(before - maximum)
+        self._maximum[part] = maximum
+        self._sum[part] = self._sum[part] * fade + scores.sum(axis=-1, keepdims=True)
+        self._values[part] = self._values[part] * fade + scores @ values
+
+    def result(self) -> Floats:
+        out: Floats = self._values / self._sum
+        return out

@@ -1,0 +1,58 @@
+"""Rotary positions, and the write of keys and values into the paged cache.
+
+A head's halves are pairs: (a, b) → (a cos − b sin, b cos + a sin), angle = position * theta^(−2i/D)
+in float32, as in the models' training code; sine and cosine are rounded from float64.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from worker.errors import KernelError
+from worker.kernels.checks import F32, I32, Floats, Ints, require
+
+
+class Rotation(NamedTuple):
+    """cos and sin, float32 [T, 1, D/2] each, of one step's positions."""
+
+    cos: Floats
+    sin: Floats
+
+
+def rotation(positions: Ints, head_dim: int, theta: float) -> Rotation:
+    """positions: int32 [T]."""
+    require("rope", "positions", positions, I32, (None,))
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    frequencies = (1.0 / theta**exponents).astype(np.float32)
+    angles = positions.astype(np.float32)[:, None] * frequencies
+    exact = angles.astype(np.float64)[:, None, :]
+    return Rotation(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
+
+
+def rope_reference(heads: Floats, turn: Rotation) -> Floats:
+    """heads: float32 [T, num_heads, D], any strides; returns the rotated heads, contiguous."""
+    half = heads.shape[2] // 2
+    a, b = heads[..., :half], heads[..., half:]
+    out = np.empty(heads.shape, np.float32)
+    np.subtract(a * turn.cos, b * turn.sin, out=out[..., :half])
+    np.add(b * turn.cos, a * turn.sin, out=out[..., half:])
+    return out
+
+
+def store_kv_reference(
+    keys: Floats, values: Floats, cells: Ints, cache: tuple[Floats, Floats]
+) -> None:
+    """Write keys and values [T, kv_heads, D] to cells int32 [T] (block * block_size + offset).
+
+    cache: float32 [num_blocks, block_size, kv_heads, D] twice.
+    """
+    require("store_kv", "cells", cells, I32, (keys.shape[0],))
+    for name, pages in zip(("keys", "values"), cache, strict=True):
+        require("store_kv", name, pages, F32, (None, None, *keys.shape[1:]))
+    num_cells = cache[0].shape[0] * cache[0].shape[1]
+    if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
+        raise KernelError(f"store_kv: cells outside 0..{num_cells - 1}")
+    for source, pages in zip((keys, values), cache, strict=True):
+        pages.reshape(num_cells, *keys.shape[1:])[cells] = source

@@ -1,0 +1,54 @@
+"""KvCache: the arrays that hold keys and values, in blocks of 16 tokens.
+
+Knows sizes and bytes. Who owns which block is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from protos import worker as wire
+from worker.kernels.checks import Floats
+from worker.models.config import ModelConfig
+
+BLOCK_SIZE = 16
+"""Tokens per block."""
+BYTES_PER_VALUE = 4
+"""The CPU reference keeps float32, whatever dtype the weights are stored in."""
+
+
+class LayerPages(NamedTuple):
+    """float32 [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim] each."""
+
+    keys: Floats
+    values: Floats
+
+
+def block_bytes(config: ModelConfig) -> int:
+    """Return the bytes of one block over all layers, keys and values."""
+    return 2 * config.num_layers * BLOCK_SIZE * config.kv_size * BYTES_PER_VALUE
+
+
+class KvCache:
+    """One pair of arrays per layer; the system commits their memory as blocks are first used."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int) -> None:
+        shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        self.num_blocks = num_blocks
+        self.num_bytes = num_blocks * block_bytes(config)
+        self.layers = [
+            LayerPages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+            for _ in range(config.num_layers)
+        ]
+
+    def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
+        """Copy whole blocks, in order; raise IndexError for a block that does not exist."""
+        for copy in copies:
+            if not (0 <= copy.source < self.num_blocks and 0 <= copy.target < self.num_blocks):
+                raise IndexError(f"copy {copy} outside 0..{self.num_blocks - 1}")
+            for layer in self.layers:
+                for pages in layer:
+                    pages[copy.target] = pages[copy.source]

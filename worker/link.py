@@ -1,0 +1,147 @@
+"""Link: a DEALER in a thread of its own, so that heartbeats go out while a step runs.
+
+Knows frames, heartbeats and whether the peer is there. Knows no meaning of a message. The thread
+owns the socket; the main thread hands it frames over an inproc pair and reads one inbox.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from common.channel import Dealer
+from protos import worker as wire
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.25
+MAX_RETRIES = 10
+"""Refused connections, one in about 0.1 s, after which a scheduler is lost. A front is waited for."""
+_names = itertools.count()
+
+
+class Received(NamedTuple):
+    link: Link
+    message: wire.ToWorker
+
+
+class Lost(NamedTuple):
+    link: Link
+    reason: str
+
+
+Event = Received | Lost | None
+"""None = stop."""
+
+
+class Link:
+    """One connection of one incarnation; after `Lost` it is only good for closing."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        inbox: SimpleQueue[Event],
+        heartbeat: wire.Heartbeat | None = None,
+    ) -> None:
+        self._context = context
+        self._address = address
+        self._inbox = inbox
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._heartbeat = self._encode(heartbeat) if heartbeat is not None else None
+        self._num_retries = 0
+        name = f"inproc://link-{next(_names)}"
+        self._outbox = context.socket(zmq.PAIR)
+        self._outbox.setsockopt(zmq.LINGER, 0)
+        self._outbox.bind(name)
+        self._thread = threading.Thread(target=self._run, args=(name,), name="link", daemon=True)
+        self._thread.start()
+
+    def send(self, message: wire.FromWorker) -> None:
+        """Send from the main thread; never blocks."""
+        self._outbox.send(self._encode(message))
+
+    def close(self) -> None:
+        """Send what is queued, then close and join the thread."""
+        self._outbox.send(b"")
+        self._thread.join()
+        self._outbox.close()
+
+    # ── everything below runs in the thread ──────────────────────────────────────────────────
+
+    def _run(self, name: str) -> None:
+        frames = self._context.socket(zmq.PAIR)
+        frames.connect(name)
+        dealer: Dealer[wire.ToWorker] = Dealer(
+            self._context, self._address, "worker", wire.ToWorker
+        )
+        watch = dealer.socket.get_monitor_socket(
+            zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
+        try:
+            self._loop(dealer, frames, watch)
+        finally:
+            dealer.socket.disable_monitor()
+            watch.close(0)
+            dealer.close()
+            frames.close(0)
+
+    def _loop(
+        self, dealer: Dealer[wire.ToWorker], frames: zmq.Socket[bytes], watch: zmq.Socket[bytes]
+    ) -> None:
+        poller = zmq.Poller()
+        for socket in (dealer.socket, frames, watch):
+            poller.register(socket, zmq.POLLIN)
+        next_beat = time.monotonic()
+        while True:
+            wait_s = max(0.0, next_beat - time.monotonic())
+            ready = dict(poller.poll(int(wait_s * 1000) + 1))
+            if watch in ready:
+                self._watch(watch)
+            if dealer.socket in ready:
+                self._receive(dealer)
+            if frames in ready:
+                frame = frames.recv()
+                if not frame:
+                    return
+                self._send(dealer, frame)
+            if time.monotonic() >= next_beat:
+                next_beat += HEARTBEAT_S
+                if self._heartbeat is not None:
+                    self._send(dealer, self._heartbeat)
+
+    def _send(self, dealer: Dealer[wire.ToWorker], frame: bytes) -> None:
+        try:
+            dealer.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            self._inbox.put(Lost(self, f"{self._address} takes no more messages"))
+
+    def _receive(self, dealer: Dealer[wire.ToWorker]) -> None:
+        try:
+            message = dealer.receive(0)
+        except msgspec.DecodeError as error:
+            self._inbox.put(Lost(self, f"{self._address} sent what is not for a worker: {error}"))
+            return
+        self._num_retries = 0
+        if message is not None:
+            self._inbox.put(Received(self, message))
+
+    def _watch(self, watch: zmq.Socket[bytes]) -> None:
+        event = recv_monitor_message(watch)["event"]
+        if event == zmq.EVENT_CONNECTED:
+            self._num_retries = 0
+            log.info("connected", extra={"address": self._address})
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._inbox.put(Lost(self, f"{self._address} is gone"))
+        else:
+            self._num_retries += 1
+            if self._heartbeat is not None and self._num_retries == MAX_RETRIES:
+                self._inbox.put(Lost(self, f"{self._address} refuses connections"))

@@ -1,0 +1,52 @@
+"""The worker's series, all under millrace_worker_."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from protos import worker as wire
+
+STEP_BUCKETS = (
+    0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
+)  # fmt: skip
+
+
+class WorkerMetrics:
+    """One per process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "millrace_worker_{}".format
+        self._forward = Histogram(
+            name("forward_seconds"),
+            "Forward pass of a step",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self._sample = Histogram(
+            name("sample_seconds"), "Sampling of a step", buckets=STEP_BUCKETS, registry=registry
+        )
+        self._steps = Counter(name("steps"), "Steps executed", registry=registry)
+        self._tokens = Counter(name("tokens"), "Tokens drawn", registry=registry)
+        self._faults = Counter(name("sequence_faults"), "Rows that failed alone", registry=registry)
+        self._sequences = Gauge(name("sequences"), "Rows alive", registry=registry)
+        self._kv_bytes = Gauge(name("kv_bytes"), "Memory of keys and values", registry=registry)
+        self._weight_bytes = Gauge(name("weight_bytes"), "Size of the weights", registry=registry)
+        self._startup = Gauge(
+            name("startup_seconds"), "Time to become ready", ["phase"], registry=registry
+        )
+
+    def observe_step(self, result: wire.StepResult, num_sequences: int) -> None:
+        self._forward.observe(result.forward_s)
+        self._sample.observe(result.sample_s)
+        self._steps.inc()
+        self._tokens.inc(len(result.token_ids))
+        self._faults.inc(len(result.faults))
+        self._sequences.set(num_sequences)
+
+    def observe_startup(
+        self, startup_s: dict[str, float], kv_bytes: int, weight_bytes: int
+    ) -> None:
+        for phase, seconds in startup_s.items():
+            self._startup.labels(phase).set(seconds)
+        self._kv_bytes.set(kv_bytes)
+        self._weight_bytes.set(weight_bytes)

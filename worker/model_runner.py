@@ -1,0 +1,144 @@
+"""ModelRunner: one plan in, one result out. Prefill and decode are the same path.
+
+Knows rows, the cache, the model and the sampler. Knows no socket: the server and the offline face
+both call `execute`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from protos import worker as wire
+from worker.backends.base import Array, LayerCache, Step
+from worker.batch import Batch, Work, gather
+from worker.errors import RowError
+from worker.kernels.checks import Floats
+from worker.kv_cache import KvCache
+from worker.rows import Row, Rows
+from worker.sampler import Drawn, Sampler
+
+Entry = wire.SequenceStart | wire.SequenceStep
+
+
+class Model(Protocol):
+    """A family of `worker/models`."""
+
+    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Array: ...
+
+
+class Device(Protocol):
+    """What the runner itself needs of a backend."""
+
+    def begin(self, batch: Batch) -> Step: ...
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """The work of one plan, and the rows that cannot take part."""
+
+    work: list[Work] = field(default_factory=list)
+    faults: list[wire.SequenceFault] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Executes plans in order; owns rows and cache, and nothing outlives it but the weights."""
+
+    def __init__(self, model: Model, device: Device, cache: KvCache, vocab_size: int) -> None:
+        self._model = model
+        self._device = device
+        self._cache = cache
+        self._rows = Rows(vocab_size)
+        self._sampler = Sampler(vocab_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._cache.num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.num_bytes
+
+    @property
+    def num_sequences(self) -> int:
+        """Rows that are alive between steps."""
+        return len(self._rows)
+
+    def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
+        """Drop, copy, compute, draw. A row that fails is a fault; anything else raises."""
+        begin = time.perf_counter()
+        self._rows.drop(plan.finished)
+        self._cache.copy(plan.copies)
+        admitted = self._admit(plan)
+        work = [item for item in admitted.work if item.samples]
+        logits = self._forward(admitted.work)
+        for item in admitted.work:
+            item.row.num_computed += item.num_tokens
+        middle = time.perf_counter()
+        drawn = self._sampler.sample(logits, [item.row for item in work]) if work else []
+        faults = admitted.faults + self._record(drawn)
+        end = time.perf_counter()
+        return _result(plan.step_id, drawn, faults, middle - begin, end - middle)
+
+    def _admit(self, plan: wire.ExecutePlan) -> _Admitted:
+        admitted = _Admitted()
+        entries: tuple[Entry, ...] = (*plan.starts, *plan.steps)
+        for entry in entries:
+            try:
+                row = self._find(entry)
+                if row is not None:
+                    row.check(entry.num_tokens, self.num_blocks)
+                    admitted.work.append(Work(row, entry.num_tokens))
+            except RowError as error:
+                self._rows.fail(entry.seq_id)
+                admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error)))
+        return admitted
+
+    def _find(self, entry: Entry) -> Row | None:
+        if isinstance(entry, wire.SequenceStart):
+            return self._rows.start(entry)
+        return self._rows.step(entry)
+
+    def _forward(self, work: Sequence[Work]) -> Floats:
+        """Return float32 logits [rows that sample, V]."""
+        if not work:
+            return np.empty((0, 0), np.float32)
+        with np.errstate(all="ignore"):  # what is not finite shows in the logits of its own row
+            step = self._device.begin(gather(work))
+            logits: Floats = self._model.forward(step, self._cache.layers)
+        return logits
+
+    def _record(self, drawn: Sequence[Drawn]) -> list[wire.SequenceFault]:
+        """Append the drawn tokens to their rows; return the faults."""
+        faults = []
+        for outcome in drawn:
+            if outcome.fault:
+                self._rows.fail(outcome.row.seq_id)
+                faults.append(wire.SequenceFault(outcome.row.seq_id, outcome.fault))
+            else:
+                outcome.row.append(outcome.token_id)
+        return faults
+
+
+def _result(
+    step_id: int,
+    drawn: Sequence[Drawn],
+    faults: Sequence[wire.SequenceFault],
+    forward_s: float,
+    sample_s: float,
+) -> wire.StepResult:
+    good = [outcome for outcome in drawn if not outcome.fault]
+    return wire.StepResult(
+        step_id=step_id,
+        seq_ids=tuple(outcome.row.seq_id for outcome in good),
+        counts=(1,) * len(good),
+        token_ids=tuple(outcome.token_id for outcome in good),
+        logprobs=tuple(outcome.logprobs for outcome in good if outcome.logprobs is not None),
+        faults=tuple(faults),
+        forward_s=forward_s,
+        sample_s=sample_s,
+    )

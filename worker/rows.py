@@ -1,0 +1,134 @@
+"""Rows: what the worker keeps of each sequence from its first step until it is dropped.
+
+Knows tokens, blocks and how to draw. Which rows run, and in what order, is in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from protos import common_pb2
+from protos import worker as wire
+from worker.errors import RowError
+from worker.kernels.checks import Ints
+from worker.kv_cache import BLOCK_SIZE
+from worker.sampling_stages import History, Recipe, Stage, chain
+
+
+class Draw:
+    """How a sequence's tokens are drawn, decoded once from its SamplingParams."""
+
+    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
+        params = _decode(start.sampling)
+        stop_token_ids = tuple(i for i in start.stop_token_ids if i < vocab_size)
+        recipe = Recipe(params, start.min_tokens, stop_token_ids)
+        for bias in params.logit_bias:
+            if bias.token_id >= vocab_size:
+                raise RowError(f"logit_bias for token {bias.token_id}, vocabulary is {vocab_size}")
+        self.seed = params.seed
+        self.choice = start.choice
+        self.logprobs = start.logprobs
+        self.is_greedy = params.HasField("temperature") and params.temperature == 0
+        self.stages: tuple[Stage, ...] = chain(recipe)
+
+
+def _decode(sampling: bytes) -> common_pb2.SamplingParams:
+    try:
+        return common_pb2.SamplingParams.FromString(sampling)
+    except DecodeError as error:
+        raise RowError(f"sampling parameters cannot be decoded: {error}") from error
+
+
+class Row:
+    """One sequence: num_computed ≤ num_tokens, and blocks for all that is computed."""
+
+    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
+        known = np.frombuffer(start.token_ids, "<u4")
+        if not 0 <= start.num_computed < len(known):
+            raise RowError(f"{start.num_computed} of {len(known)} tokens are said to be computed")
+        if int(known.max()) >= vocab_size:
+            raise RowError(f"token id {int(known.max())}, vocabulary is {vocab_size}")
+        self.seq_id = start.seq_id
+        self.num_prompt_tokens = start.num_prompt_tokens
+        self.num_computed = start.num_computed
+        self.num_tokens = len(known)
+        self.blocks = list(start.block_ids)
+        self.draw = Draw(start, vocab_size)
+        self._tokens = known.astype(np.int32)
+
+    @property
+    def tokens(self) -> Ints:
+        """The known ids, prompt and output; a view."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def history(self) -> History:
+        tokens = self.tokens
+        return History(tokens[: self.num_prompt_tokens], tokens[self.num_prompt_tokens :])
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append(self, token_id: int) -> None:
+        """Add a drawn token."""
+        if self.num_tokens == len(self._tokens):
+            grown = np.empty(2 * self.num_tokens + 64, np.int32)
+            grown[: self.num_tokens] = self._tokens
+            self._tokens = grown
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def check(self, num_tokens: int, num_blocks: int) -> None:
+        """Raise RowError unless `num_tokens` more tokens are known and have blocks that exist."""
+        end = self.num_computed + num_tokens
+        if not 0 < num_tokens <= self.num_tokens - self.num_computed:
+            raise RowError(f"step of {num_tokens} tokens after {self.num_computed} of "
+                           f"{self.num_tokens} known ones")  # fmt: skip
+        if end > len(self.blocks) * BLOCK_SIZE:
+            raise RowError(f"{end} tokens do not fit in {len(self.blocks)} blocks of {BLOCK_SIZE}")
+        if not all(0 <= block < num_blocks for block in self.blocks):
+            raise RowError(f"block ids {self.blocks} outside 0..{num_blocks - 1}")
+
+
+class Rows:
+    """The live rows by seq_id. A row that failed is forgotten: its later steps say nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: dict[int, Row] = {}
+        self._failed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def drop(self, seq_ids: Iterable[int]) -> None:
+        """Forget these sequences; unknown ones are no error."""
+        for seq_id in seq_ids:
+            self._rows.pop(seq_id, None)
+            self._failed.discard(seq_id)
+
+    def start(self, start: wire.SequenceStart) -> Row:
+        """Add a row, in place of any of the same id; raise RowError when it cannot run."""
+        self.drop([start.seq_id])
+        row = Row(start, self._vocab_size)
+        self._rows[start.seq_id] = row
+        return row
+
+    def step(self, step: wire.SequenceStep) -> Row | None:
+        """Return the row with its new blocks, or None when it failed before."""
+        if step.seq_id in self._failed:
+            return None
+        row = self._rows.get(step.seq_id)
+        if row is None:
+            raise RowError(f"sequence {step.seq_id} has never started here")
+        row.blocks.extend(step.new_block_ids)
+        return row
+
+    def fail(self, seq_id: int) -> None:
+        """Forget a row whose failure has been reported."""
+        self._rows.pop(seq_id, None)
+        self._failed.add(seq_id)

@@ -1,0 +1,114 @@
+"""One safetensors file, mapped read-only: header checked against the file before any use.
+
+Knows the byte format and three float dtypes. Knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.errors import ModelFolderError
+from worker.kernels.checks import Floats
+
+MAX_HEADER_BYTES = 100_000_000
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies: byte offsets from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class SafetensorsFile:
+    """The tensors of one file by name; each is upcast to float32 when read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                header = _read_header(path, file.read(8), size, file)
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
+        self.size_bytes = size
+        self.tensors = _parse(path, header, size)
+
+    def read(self, name: str) -> Floats:
+        """Return tensor `name` as float32; float32 ones are views into the file."""
+        tensor = self.tensors[name]
+        raw = memoryview(self._bytes)[tensor.start : tensor.stop]
+        if tensor.dtype == "F32" and tensor.start % 4 == 0:
+            values: np.ndarray[Any, Any] = np.frombuffer(raw, "<f4")
+        elif tensor.dtype == "F32":
+            values = np.frombuffer(bytes(raw), "<f4")
+        elif tensor.dtype == "F16":
+            values = np.frombuffer(bytes(raw), "<f2").astype(np.float32)
+        else:  # bfloat16 is the upper half of a float32
+            values = (np.frombuffer(bytes(raw), "<u2").astype(np.uint32) << 16).view(np.float32)
+        return values.reshape(tensor.shape)
+
+    def sample(self, name: str, num_bytes: int) -> bytes:
+        """Return the first bytes of a tensor, for a hash."""
+        tensor = self.tensors[name]
+        return bytes(self._bytes[tensor.start : min(tensor.stop, tensor.start + num_bytes)])
+
+
+def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
+    if len(prefix) < 8:
+        raise ModelFolderError(f"{path}: {size} bytes are too few for a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise ModelFolderError(
+            f"{path}: header of {length} bytes is longer than the {MAX_HEADER_BYTES} allowed"
+        )
+    if 8 + length > size:
+        raise ModelFolderError(f"{path}: header of {length} bytes in a file of {size}: truncated")
+    header: bytes = file.read(length)
+    return header
+
+
+def _parse(path: Path, header: bytes, size: int) -> dict[str, Tensor]:
+    try:
+        entries = json.loads(header)
+    except ValueError as error:
+        raise ModelFolderError(f"{path}: header is not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise ModelFolderError(f"{path}: header is not an object")
+    first_byte = 8 + len(header)
+    return {
+        name: _tensor(path, name, entry, first_byte, size)
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+def _tensor(path: Path, name: str, entry: Any, first_byte: int, size: int) -> Tensor:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        start, stop = (first_byte + int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelFolderError(f"{path}: tensor {name}: malformed entry {entry!r}") from error
+    if dtype not in ITEM_BYTES:
+        raise ModelFolderError(
+            f"{path}: tensor {name} has dtype {dtype}, allowed: {', '.join(ITEM_BYTES)}"
+        )
+    if not first_byte <= start <= stop <= size:
+        raise ModelFolderError(
+            f"{path}: tensor {name} lies at bytes {start}..{stop} of a file of {size}: truncated"
+        )
+    if min(shape, default=0) < 0 or math.prod(shape) * ITEM_BYTES[dtype] != stop - start:
+        raise ModelFolderError(
+            f"{path}: tensor {name} {dtype} {list(shape)} does not fill its {stop - start} bytes"
+        )
+    return Tensor(dtype, shape, start, stop)

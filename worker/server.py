@@ -1,0 +1,183 @@
+"""WorkerServer: registers with the front, loads, then executes the scheduler's plans.
+
+    Hello → Lease → (connect to the scheduler) → load → KvReport → Allocate → warm-up → WorkerReady
+    → ExecutePlan / StepResult …
+
+Whoever is lost, the state goes and the weights stay: a new life begins with Hello, under a new
+identity. Knows the order of messages; knows nothing of arrays.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import zmq
+
+from protos import worker as wire
+from worker.build import LoadedModel
+from worker.link import Event, Link, Lost
+from worker.metrics import WorkerMetrics
+from worker.model_runner import ModelRunner
+from worker.warm_up import warm_up
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.3
+"""Between two lives: a front that has died takes a moment to come back."""
+
+M = TypeVar("M")
+
+
+class LifeOver(Exception):
+    """This incarnation ends; the next one says Hello again."""
+
+
+class Stopped(Exception):
+    """The process is to end."""
+
+
+class WorkerServer:
+    """Runs in the main thread; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        engine: str,
+        hello: wire.Hello,
+        load: Callable[[], LoadedModel],
+        kv_cache_bytes: Callable[[], int],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._hello = hello
+        self._load = load
+        self._kv_cache_bytes = kv_cache_bytes
+        self._metrics = metrics
+        self._loaded: LoadedModel | None = None
+        self._inbox: SimpleQueue[Event] = SimpleQueue()
+        self._links: list[Link] = []
+        self._startup_s: dict[str, float] = {}
+        self._state = "starting"
+
+    def reasons(self) -> list[str]:
+        """Return why this worker is not ready; empty = it serves."""
+        return [self._state] if self._state else []
+
+    def stop(self) -> None:
+        """Make `run` return after the step in flight."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Live until stopped; an error while loading the model is raised."""
+        try:
+            while True:
+                try:
+                    self._live()
+                except LifeOver as end:
+                    log.warning("registering again", extra={"reason": str(end)})
+                self._pause()
+        except Stopped:
+            log.info("stopped")
+        finally:
+            self._close_links()
+
+    def _live(self) -> None:
+        try:
+            front = self._connect(self._engine)
+            front.send(self._hello)
+            self._state = "waiting for a lease of the engine"
+            lease = self._expect(wire.Lease)
+            host = self._engine.rpartition(":")[0]
+            scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank))
+            self._serve(scheduler, self._prepare(scheduler, lease.rank))
+        finally:
+            self._close_links()
+
+    def _prepare(self, scheduler: Link, rank: int) -> ModelRunner:
+        """Go from a lease to a warm runner."""
+        self._state = "loading the model"
+        if self._loaded is None:
+            self._loaded = self._timed("load", self._load)
+        loaded = self._loaded
+        scheduler.send(wire.KvReport(rank, loaded.facts(self._kv_cache_bytes())))
+        self._state = "waiting for the scheduler to allocate"
+        num_blocks = self._expect(wire.Allocate).num_blocks
+        runner = self._timed("allocate", lambda: loaded.runner(num_blocks))
+        self._timed("warm_up", lambda: warm_up(runner))
+        gc.collect()
+        gc.freeze()
+        self._metrics.observe_startup(self._startup_s, runner.kv_bytes, loaded.weight_bytes)
+        scheduler.send(wire.WorkerReady(rank, self._startup_s))
+        log.info("ready", extra={"startup_s": self._startup_s, "num_blocks": num_blocks})
+        return runner
+
+    def _serve(self, scheduler: Link, runner: ModelRunner) -> None:
+        """Execute plans until this life ends. A gap in their count means that one was lost."""
+        self._state = ""
+        previous: int | None = None
+        while True:
+            plan = self._expect(wire.ExecutePlan)
+            if previous is not None and plan.step_id != previous + 1:
+                reason = f"step {plan.step_id} came after step {previous}"
+                scheduler.send(wire.WorkerFault(plan.step_id, reason))
+                raise LifeOver(reason)
+            previous = plan.step_id
+            scheduler.send(self._execute(scheduler, runner, plan))
+
+    def _execute(
+        self, scheduler: Link, runner: ModelRunner, plan: wire.ExecutePlan
+    ) -> wire.StepResult:
+        try:
+            result = runner.execute(plan)
+        except Exception as error:  # whatever it was, rows and cache are no longer trusted
+            log.exception("step failed", extra={"step_id": plan.step_id})
+            scheduler.send(wire.WorkerFault(plan.step_id, repr(error)))
+            raise LifeOver(f"step {plan.step_id} failed: {error!r}") from error
+        self._metrics.observe_step(result, runner.num_sequences)
+        return result
+
+    def _connect(self, address: str, heartbeat: wire.Heartbeat | None = None) -> Link:
+        link = Link(self._context, f"tcp://{address}", self._inbox, heartbeat)
+        self._links.append(link)
+        return link
+
+    def _close_links(self) -> None:
+        while self._links:
+            self._links.pop().close()
+
+    def _expect(self, kind: type[M]) -> M:
+        """Return the next message, which must be a `kind`; raise LifeOver or Stopped."""
+        while True:
+            event = self._inbox.get()
+            if event is None:
+                raise Stopped
+            if event.link not in self._links:
+                continue  # said by or about a connection of an earlier life
+            if isinstance(event, Lost):
+                raise LifeOver(event.reason)
+            if not isinstance(event.message, kind):
+                raise LifeOver(f"{type(event.message).__name__} instead of {kind.__name__}")
+            return event.message
+
+    def _pause(self) -> None:
+        """Wait a moment; what arrives meanwhile is of an earlier life."""
+        self._state = "between two lives"
+        end = time.monotonic() + PAUSE_S
+        while (left := end - time.monotonic()) > 0:
+            try:
+                if self._inbox.get(timeout=left) is None:
+                    raise Stopped
+            except Empty:
+                return
+
+    def _timed(self, phase: str, work: Callable[[], M]) -> M:
+        begin = time.perf_counter()
+        done = work()
+        self._startup_s[phase] = time.perf_counter() - begin
+        return done

@@ -1,0 +1,102 @@
+"""The weights of a model folder: one file, or the shards an index names, all checked up front.
+
+Knows model.safetensors and model.safetensors.index.json. The names and shapes to expect come from
+the model class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from worker.errors import ModelFolderError
+from worker.kernels.checks import Floats
+from worker.safetensors import SafetensorsFile
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SAMPLE_BYTES = 4096
+
+
+class FolderWeights:
+    """Tensors by name; every expected one exists with its shape, and no other does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        expected: Mapping[str, tuple[int, ...]],
+        ignored: Collection[str] = (),
+    ) -> None:
+        self._folder = folder
+        self._homes = _open(folder)
+        found = self._homes.keys() - (set(ignored) - expected.keys())
+        if missing := sorted(expected.keys() - found):
+            raise ModelFolderError(f"{folder}: missing tensors: {_some(missing)}")
+        if unexpected := sorted(found - expected.keys()):
+            raise ModelFolderError(f"{folder}: unexpected tensors: {_some(unexpected)}")
+        for name, shape in expected.items():
+            self._check_shape(name, shape)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        home = self._homes[name]
+        if (actual := home.tensors[name].shape) != shape:
+            raise ModelFolderError(
+                f"{home.path}: tensor {name} has shape {list(actual)}, expected {list(shape)}"
+            )
+
+    def read(self, name: str) -> Floats:
+        """Return tensor `name` as float32."""
+        return self._homes[name].read(name)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensor files."""
+        return sum(file.size_bytes for file in set(self._homes.values()))
+
+    def fingerprint(self) -> str:
+        """Hash config.json and of every tensor its name, dtype, shape and first 4 KiB."""
+        digest = hashlib.sha256((self._folder / "config.json").read_bytes())
+        for name, file in sorted(self._homes.items()):
+            tensor = file.tensors[name]
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            digest.update(file.sample(name, SAMPLE_BYTES))
+        return digest.hexdigest()[:16]
+
+
+def _open(folder: Path) -> dict[str, SafetensorsFile]:
+    """Return the file that holds each tensor."""
+    if (folder / INDEX).exists():
+        return _open_shards(folder, folder / INDEX)
+    if not (folder / SINGLE).exists():
+        raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+    file = SafetensorsFile(folder / SINGLE)
+    return dict.fromkeys(file.tensors, file)
+
+
+def _open_shards(folder: Path, index: Path) -> dict[str, SafetensorsFile]:
+    weight_map = _weight_map(index)
+    shards: dict[str, SafetensorsFile] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name or not (folder / name).exists():
+            raise ModelFolderError(f"{index}: names shard {name!r}, which is not in the folder")
+        shards[name] = SafetensorsFile(folder / name)
+    homes = {tensor: shards[shard] for tensor, shard in weight_map.items()}
+    for tensor, file in homes.items():
+        if tensor not in file.tensors:
+            raise ModelFolderError(f"{file.path}: tensor {tensor} is missing, {INDEX} puts it here")
+    return homes
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        return {str(name): str(shard) for name, shard in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"{index}: has no object weight_map of tensor → shard") from error
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
