@@ -1,0 +1,52 @@
+"""The process as an operator runs it: it serves without an engine, and stops when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import rpc
+from protos.tokenizer_pb2_grpc import TokenizerStub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tokenizer_service", "--port=0", "--metrics_port=0", *arguments),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+
+
+async def line_saying(process: asyncio.subprocess.Process, words: str) -> dict[str, Any]:
+    assert process.stderr is not None
+    while line := await process.stderr.readline():
+        said: dict[str, Any] = json.loads(line)
+        if said["message"] == words:
+            return said
+    raise AssertionError(f"the process ended without saying {words!r}")
+
+
+async def test_serves_and_stops_cleanly(tiny_folder: Path) -> None:
+    process = await start(f"--model={tiny_folder}", "--engines=127.0.0.1:1")
+    serving = await line_saying(process, "serving")
+    async with rpc.channel(f"127.0.0.1:{serving['port']}") as channel:
+        call = TokenizerStub(channel).Session()  # type: ignore[no-untyped-call]
+        opened = (await call.read()).opened
+        assert opened.models[0].id == tiny_folder.name
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        call.cancel()
+
+
+async def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    process = await start(f"--model={tmp_path / 'nowhere'}")
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    assert said.decode().strip() == f"tokenizer: no model folder at {tmp_path / 'nowhere'}"

@@ -1,0 +1,108 @@
+"""A template that overruns its limits harms one request; the next one is rendered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest, Unprocessable
+from tokenizer_service.template_process import TemplateProcess
+
+GOOD = "{% if messages[0].bad %}{BAD}{% endif %}{{ bos_token }}{{ messages[0].content }}"
+USER = [{"role": "user", "content": "é<b>"}]
+BAD = [{"role": "user", "bad": True}]
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@asynccontextmanager
+async def process(bad: str = "", timeout_s: float = 20.0) -> AsyncIterator[TemplateProcess]:
+    source = GOOD.replace("{BAD}", bad)
+    child = TemplateProcess({"default": source}, {"bos_token": "<s>"}, timeout_s, 100_000)
+    try:
+        yield child
+    finally:
+        await child.close()
+
+
+async def refusal(child: TemplateProcess, messages: list[Any]) -> Exception:
+    with pytest.raises((InvalidRequest, Unprocessable)) as caught:
+        await child.render(messages)
+    assert caught.value.param == "messages"
+    return caught.value
+
+
+async def test_renders() -> None:
+    async with process() as child:
+        assert await child.render(USER) == "<s>é<b>"
+
+
+async def test_an_endless_loop_is_killed_and_the_next_render_works() -> None:
+    async with process(ENDLESS, timeout_s=0.5) as child:
+        error = await refusal(child, BAD)
+        assert isinstance(error, Unprocessable) and "0.5 s" in str(error)
+        assert await child.render(USER) == "<s>é<b>"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{% for i in range(9999) %}{{ 'a' * 10000 }}{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    ],
+)
+async def test_too_much_memory_text_or_depth_is_refused(bad: str) -> None:
+    async with process(bad) as child:
+        assert isinstance(await refusal(child, BAD), Unprocessable)
+        assert await child.render(USER) == "<s>é<b>"
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("{{ raise_exception('no é') }}", "no é"),
+        ("{{ messages[3].x.y }}", "no element 3"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ 1 + 'a' }}", "unsupported operand"),
+    ],
+)
+async def test_template_errors_are_the_users(bad: str, words: str) -> None:
+    async with process(bad) as child:
+        error = await refusal(child, BAD)
+        assert isinstance(error, InvalidRequest) and words in str(error)
+        assert await child.render(USER) == "<s>é<b>"
+
+
+async def test_a_cancelled_render_leaves_the_answers_in_order() -> None:
+    async with process() as child:
+        await child.render(USER)
+        first = asyncio.create_task(child.render([{"content": "first"}]))
+        second = asyncio.create_task(child.render([{"content": "second"}]))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == "<s>second"
+        assert await child.render([{"content": "third"}]) == "<s>third"
+
+
+async def test_a_dead_child_is_replaced() -> None:
+    async with process() as child:
+        await child.render(USER)
+        assert child._process is not None
+        child._process.kill()
+        await child._process.wait()
+        assert isinstance(await refusal(child, USER), Unprocessable)
+        assert await child.render(USER) == "<s>é<b>"
+
+
+async def test_closing_ends_what_waits() -> None:
+    async with process(ENDLESS) as child:
+        waiting = asyncio.create_task(child.render(BAD))
+        await asyncio.sleep(0)
+        await child.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

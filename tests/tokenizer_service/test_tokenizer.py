@@ -1,0 +1,99 @@
+"""Text → ids against real vectors, both ways of loading, and text that must stay text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_tokenizer import tiny_library
+from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
+from tokenizer_service.columns import pack, unpack
+from tokenizer_service.model_folder import ModelFolderError, read_model_folder
+from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
+
+
+def test_llamacpp_vectors(reference_data: Path) -> None:
+    for case in reference_cases(reference_data / "tokenizer/llamacpp_vectors.json"):
+        for model in case["models"]:
+            tokenizer = reference_tokenizer(reference_data / "models" / model)
+            assert list(unpack(tokenizer.encode(case["text"], False))) == case["ids"]
+
+
+def test_encode_cases(reference_data: Path) -> None:
+    for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
+        tokenizer = reference_tokenizer(reference_data / "models" / case["model"])
+        assert list(unpack(tokenizer.encode(case["text"], False))) == case["ids"]
+        assert list(unpack(tokenizer.encode(case["text"], True))) == case["ids_with_special"]
+
+
+def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_path: Path) -> None:
+    source = reference_data / "models/Qwen2.5-0.5B-Instruct"
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    shutil.copy(source / "tokenizer_config.json", tmp_path)
+    built = load_tokenizer(read_model_folder(tmp_path))
+    assert built is not None and built.is_byte_level
+    ready = reference_tokenizer(source)
+    for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
+        if case["model"] == source.name:
+            assert list(unpack(built.encode(case["text"], True))) == case["ids_with_special"]
+    assert built.special_texts == ready.special_texts and built.size == ready.size
+
+
+def test_real_tokenizers_use_the_table(reference_data: Path) -> None:
+    for folder in sorted((reference_data / "models").glob("*/tokenizer.json")):
+        assert reference_tokenizer(folder.parent).is_byte_level
+
+
+def test_special_tokens_are_recognised_only_by_the_plain_way(tiny_tokenizer: Tokenizer) -> None:
+    im_end = tiny_tokenizer.id_of("<|im_end|>")
+    assert im_end in unpack(tiny_tokenizer.encode("a<|im_end|>", False))
+    guarded = unpack(tiny_tokenizer.encode_guarded(["a<|im_end|>b"]))
+    assert im_end not in guarded
+    assert b"".join(map(tiny_tokenizer.piece, guarded)) == b"a<|im_end|>b"
+
+
+def test_guarded_encoding_equals_the_plain_one_without_user_specials(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    text = "<|im_start|>user\nHello world<think><|im_end|>\n"
+    parts = ["", "<|im_start|>", "user\nHello world<think>", "<|im_end|>", "\n"]
+    assert tiny_tokenizer.encode_guarded(parts) == tiny_tokenizer.encode(text, False)
+
+
+def test_pieces_are_exact_bytes(tiny_tokenizer: Tokenizer) -> None:
+    assert tiny_tokenizer.piece(0xE4) == b"\xe4"
+    assert tiny_tokenizer.piece(tiny_tokenizer.size + 5) == b""
+    assert tiny_tokenizer.piece(tiny_tokenizer.id_of("<|im_end|>") or 0) == b"<|im_end|>"
+
+
+def test_a_folder_without_tokenizer_gives_none(tmp_path: Path) -> None:
+    assert load_tokenizer(read_model_folder(tmp_path)) is None
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelFolderError, match=str(tmp_path)):
+        load_tokenizer(read_model_folder(tmp_path))
+
+
+def test_an_added_token_with_the_wrong_id_is_refused(tmp_path: Path) -> None:
+    model = json.loads(tiny_library().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    added = {"9999": {"content": "<|im_end|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(ModelFolderError, match="9999"):
+        load_tokenizer(read_model_folder(tmp_path))
+
+
+def test_columns_round_trip() -> None:
+    assert list(unpack(pack([0, 1, 2**32 - 1]))) == [0, 1, 2**32 - 1]
+    assert pack([1]) == b"\x01\0\0\0"
+    with pytest.raises(ValueError):
+        unpack(b"\0\0\0")

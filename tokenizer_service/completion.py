@@ -1,0 +1,109 @@
+"""Completes a request: what the client left open comes from the model folder, then from neutrality.
+
+Raises InvalidRequest, NotFound or PayloadTooLarge naming the field. Pure: no tokenizer, no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from common.errors import InvalidRequest, NotFound, PayloadTooLarge
+from protos.common_pb2 import Limits, SamplingParams
+from protos.tokenizer_pb2 import TextRequest
+from tokenizer_service.columns import pack
+
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one model adds to every request."""
+
+    model: str
+    vocab_size: int
+    """0 = unknown: ids are not checked here, the engine does."""
+    eos_token_ids: frozenset[int]
+    sampling_defaults: Mapping[str, float]
+    max_new_tokens: int | None
+    has_tokenizer: bool
+
+    def check(self, request: TextRequest) -> None:
+        """Refuse what can be refused before the prompt is built."""
+        if request.model != self.model:
+            raise NotFound(
+                f"the model {request.model!r} does not exist; this service has {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+        if request.text.stop and not self.has_tokenizer:
+            raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
+        self._check_ids("stop_token_ids", request.text.stop_token_ids)
+        self._check_ids("logit_bias", [bias.token_id for bias in request.sampling.logit_bias])
+
+    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        largest = max(token_ids, default=-1)
+        if self.vocab_size and largest >= self.vocab_size:
+            raise InvalidRequest(
+                f"{param} has token id {largest}, but the vocabulary has {self.vocab_size} entries",
+                param=param,
+            )
+
+    def sampling(self, given: SamplingParams) -> bytes:
+        """Return the complete SamplingParams, serialized."""
+        complete = SamplingParams()
+        complete.CopyFrom(given)
+        for name, neutral in NEUTRAL.items():
+            if not given.HasField(name):
+                value = self.sampling_defaults.get(name, neutral)
+                setattr(complete, name, max(0, int(value)) if name == "top_k" else value)
+        return complete.SerializeToString(deterministic=True)
+
+    def stop_token_ids(self, request: TextRequest) -> frozenset[int]:
+        """Return every id that ends the request."""
+        eos = frozenset() if request.text.ignore_eos else self.eos_token_ids
+        return eos | frozenset(request.text.stop_token_ids)
+
+    def limits(self, request: TextRequest, num_prompt_tokens: int, max_model_len: int) -> Limits:
+        """Return the complete Limits; `max_model_len` is the engine's, in tokens."""
+        param = "messages" if request.HasField("chat") else "prompt"
+        room = max_model_len - num_prompt_tokens
+        if room <= 0:
+            raise PayloadTooLarge(
+                f"the prompt has {num_prompt_tokens} tokens, but prompt and answer together may "
+                f"have {max_model_len}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        limits = Limits()
+        limits.CopyFrom(request.limits)
+        if not request.limits.HasField("max_tokens"):
+            limits.max_tokens = min(room, self.max_new_tokens or room)
+        elif request.limits.max_tokens > room:
+            raise InvalidRequest(
+                f"max_tokens is {request.limits.max_tokens}, but the prompt has "
+                f"{num_prompt_tokens} tokens of {max_model_len}: at most {room} are left",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        limits.n = max(1, request.limits.n)
+        limits.stop_token_ids = pack(sorted(self.stop_token_ids(request)))
+        return limits
+
+    def shown_stop_id(self, request: TextRequest, token_id: int) -> int | None:
+        """Return the id a client is told; None for the end of sequence it does not know about."""
+        ended_by_eos = token_id in self.eos_token_ids and not request.text.ignore_eos
+        return None if ended_by_eos else token_id
+
+
+def num_ids(column: bytes) -> int:
+    """Return how many ids a column has."""
+    return len(column) // 4

@@ -1,0 +1,167 @@
+"""Token ids → text, one token at a time, each character at the earliest sure moment.
+
+Two ways: a table of ready bytes and strings, for byte-level decoders, checked against the library
+at load; and windows of the library's own decode for all others. Knows no stop strings.
+"""
+
+from __future__ import annotations
+
+import random
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+MAX_UNSETTLED_TOKENS = 64
+SAMPLES = 64
+SAMPLE_TOKENS = 48
+
+
+class Detokenizer(Protocol):
+    """One stream of tokens; `TableDetokenizer`, `WindowDetokenizer` and `NoText` stand."""
+
+    def step(self, token_id: int) -> str:
+        """Return the characters that this token settles."""
+
+    def flush(self) -> str:
+        """Return what is left when the stream ends inside a character."""
+
+
+class TokenTable:
+    """Bytes and text of every id. `skipping` is the same with special tokens empty."""
+
+    def __init__(self, pieces: list[bytes], special_ids: frozenset[int]) -> None:
+        self.pieces = pieces
+        self.strings = [whole_text(piece) for piece in pieces]
+        self.skipping_pieces = [
+            b"" if i in special_ids else piece for i, piece in enumerate(pieces)
+        ]
+        self.skipping_strings = [
+            "" if i in special_ids else text for i, text in enumerate(self.strings)
+        ]
+
+    def detokenizer(self, keep_special: bool) -> TableDetokenizer:
+        if keep_special:
+            return TableDetokenizer(self.strings, self.pieces)
+        return TableDetokenizer(self.skipping_strings, self.skipping_pieces)
+
+
+class TableDetokenizer:
+    """Looks strings up; only tokens that cut a character touch bytes."""
+
+    __slots__ = ("_pieces", "_strings", "_tail")
+
+    def __init__(self, strings: Sequence[str | None], pieces: Sequence[bytes]) -> None:
+        self._strings = strings
+        self._pieces = pieces
+        self._tail = b""
+
+    def step(self, token_id: int) -> str:
+        if token_id >= len(self._strings):
+            return ""  # the model's vocabulary is padded beyond the tokenizer's
+        if not self._tail:
+            text = self._strings[token_id]
+            if text is not None:
+                return text
+        return self._join(self._pieces[token_id])
+
+    def _join(self, piece: bytes) -> str:
+        waiting = self._tail + piece
+        text, used = utf_8_decode(waiting, "replace", False)
+        tail = waiting[used:]
+        if tail[:1] == b"\xed" and tail[1:2] >= b"\xa0":  # half a surrogate pair: never a character
+            text, tail = text + tail.decode("utf-8", "replace"), b""
+        self._tail = tail
+        return text
+
+    def flush(self) -> str:
+        tail, self._tail = self._tail, b""
+        return tail.decode("utf-8", "replace")
+
+
+class WindowDetokenizer:
+    """Decodes the last settled tokens with and without the new ones; the difference is new text."""
+
+    __slots__ = ("_decode", "_ids", "_known", "_sent")
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._known = 0
+        """How many of `_ids` are settled context."""
+        self._sent = 0
+        """Characters of the window's text that were returned."""
+
+    def step(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        sure = len(text.rstrip("\ufffd"))
+        if sure == len(text) or len(self._ids) - self._known > MAX_UNSETTLED_TOKENS:
+            new = text[self._sent :]
+            del self._ids[: self._known]
+            self._known = len(self._ids)
+            self._sent = len(self._decode(self._ids))
+            return new
+        new = text[self._sent : sure]
+        self._sent = max(self._sent, sure)
+        return new
+
+    def flush(self) -> str:
+        return self._decode(self._ids)[self._sent :]
+
+
+class NoText:
+    """Stands where the model folder has no tokenizer: ids pass, text is empty."""
+
+    def step(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def whole_text(piece: bytes) -> str | None:
+    """Return `piece` as text, or None when it cuts a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte behind each character of byte-level vocabularies (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    table = {chr(b): b for b in printable}
+    return table | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def build_table(library: Tokenizer, special_ids: frozenset[int]) -> TokenTable | None:
+    """Return the table of a byte-level tokenizer, or None when the library decodes otherwise."""
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    alphabet = byte_alphabet()
+    pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        try:
+            pieces[token_id] = bytes([alphabet[char] for char in token])
+        except KeyError:
+            pieces[token_id] = token.encode()  # an added token outside the alphabet
+    table = TokenTable(pieces, special_ids)
+    return table if agrees(library, table) else None
+
+
+def agrees(library: Tokenizer, table: TokenTable) -> bool:
+    """Compare the table with the library, on every id alone and on random sequences."""
+    known = sorted(set(library.get_vocab(with_added_tokens=True).values()))
+    generator = random.Random(0)
+    alone = [[token_id] for token_id in known]
+    mixed = [generator.choices(known, k=SAMPLE_TOKENS) for _ in range(SAMPLES)] if known else []
+    samples = alone + mixed
+    for skip, pieces in ((False, table.pieces), (True, table.skipping_pieces)):
+        for ids, text in zip(
+            samples, library.decode_batch(samples, skip_special_tokens=skip), strict=True
+        ):
+            if b"".join([pieces[i] for i in ids]).decode("utf-8", "replace") != text:
+                return False
+    return True

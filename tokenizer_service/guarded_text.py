@@ -1,0 +1,70 @@
+"""Keeps what users write from becoming a special token.
+
+Before a template renders, each special token's text inside a string of the input is replaced by a
+placeholder of characters that occur nowhere in the input; afterwards the rendered prompt is cut
+at the template's own special tokens, and the placeholders become plain text again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+MARKS = range(0x20000, 0x2A6D6)
+"""Rare ideographs: without case, and printable, so that neither filters nor repr change them."""
+
+
+class GuardedText:
+    """The placeholders of one prompt. `used` says whether any was needed."""
+
+    def __init__(self, special_texts: tuple[str, ...], raw: Callable[[], str]) -> None:
+        """`special_texts` longest first; `raw` returns all text of the input."""
+        self._special_texts = special_texts
+        self._pattern = re.compile("(" + "|".join(map(re.escape, special_texts)) + ")")
+        self._raw = raw
+        self._texts: list[str] = []
+
+    @cached_property
+    def _mark(self) -> str:
+        """A character that the input does not contain."""
+        present = set(self._raw())
+        return next(char for char in map(chr, MARKS) if char not in present)
+
+    @property
+    def used(self) -> bool:
+        return bool(self._texts)
+
+    def hide(self, value: Any) -> Any:
+        """Return a copy of a JSON value with every special token's text replaced."""
+        if isinstance(value, str):
+            return self._hidden(value)
+        if isinstance(value, list):
+            return [self.hide(item) for item in value]
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        return value
+
+    def _hidden(self, text: str) -> str:
+        if not any(special in text for special in self._special_texts):
+            return text  # twenty times quicker than the pattern
+        return self._pattern.sub(self._placeholder, text)
+
+    def _placeholder(self, match: re.Match[str]) -> str:
+        self._texts.append(match[0])
+        return f"{self._mark}{len(self._texts) - 1}{self._mark}"
+
+    def split(self, rendered: str) -> list[str]:
+        """Return text, special token, text, … with the hidden texts back in place."""
+        parts = self._pattern.split(rendered) if self._special_texts else [rendered]
+        parts[::2] = [self.show(part) for part in parts[::2]]
+        return parts
+
+    def show(self, text: str) -> str:
+        """Return `text` with the hidden texts back in place."""
+        if not self._texts:
+            return text
+        mark = f"(?:{self._mark}|{re.escape(json.dumps(self._mark)[1:-1])})"  # tojson may escape
+        return re.sub(f"{mark}([0-9]+){mark}", lambda match: self._texts[int(match[1])], text)

@@ -1,0 +1,376 @@
+"""The life of a request in the text tier: text → prompt ids → an engine → tokens → text → one end.
+
+Knows every stage by name and no transport: gateways are sinks, engines are `EngineLink`s. Runs on
+one event loop, which owns all of its state; the offline interface runs it without any server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from common.errors import (
+    DeadlineExceeded,
+    Internal,
+    Overloaded,
+    ServiceError,
+    Unavailable,
+)
+from protos.common_pb2 import (
+    ABORTED,
+    DEADLINE,
+    ERROR,
+    IGNORED,
+    LENGTH,
+    STOPPED,
+    EngineState,
+    ErrorDetail,
+    Finish,
+    FinishReason,
+    ModelInfo,
+)
+from protos.engine_pb2 import TokenBatch
+from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
+from tokenizer_service.columns import unpack
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.placement import CONNECTION_LOST, EngineLink, EngineSeat, EngineSeats
+from tokenizer_service.step_decoder import StepDecoder
+from tokenizer_service.step_text import StepText
+from tokenizer_service.stop_strings import StopStrings
+from tokenizer_service.text_model import TextModel
+from tokenizer_service.ticket import Choice, Session, Sink, Ticket
+
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3
+
+
+class TextPipeline:
+    """Owns sessions, tickets and seats. Every choice gets exactly one Finish, and it is the last.
+
+    Gateways: `open_session(sink)`, `submit`, `abort`, `cancel`, `close_session`.
+    Engines: `attach_engine`, `on_tokens`, `on_state`, `detach_engine` (see `EngineLink`).
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        metrics: TokenizerMetrics,
+        max_pending: int = 1024,
+        engine_wait_s: float = 10.0,
+        replay_timeout_s: float = 60.0,
+        on_engine_state: Callable[[EngineState], None] = lambda state: None,
+    ) -> None:
+        """`on_engine_state` is told each state an engine tells, and an unready one at its loss."""
+        self._model = model
+        self._metrics = metrics
+        self._max_pending = max_pending
+        self._engine_wait_s = engine_wait_s
+        self._replay_timeout_s = replay_timeout_s
+        self._on_engine_state = on_engine_state
+        self._decoder = StepDecoder(model, metrics, self._end, self._replay)
+        self.seats = EngineSeats()
+        self.sessions: dict[int, Session] = {}
+        self._tickets: dict[tuple[str, str], list[Ticket]] = {}
+        self._last_session = 0
+        self._num_pending = 0
+        metrics.watch(
+            pending=lambda: self._num_pending,
+            live=lambda: sum(len(seat.live) for seat in self.seats.all()),
+            held=self._num_held,
+            ready=lambda: sum(seat.is_ready for seat in self.seats.all()),
+        )
+
+    # ── gateways ─────────────────────────────────────────────────────────────────────────────
+
+    def open_session(self, sink: Sink) -> int:
+        """Return the number of a new session whose text goes to `sink`."""
+        self._last_session += 1
+        self.sessions[self._last_session] = Session(self._last_session, sink)
+        return self._last_session
+
+    def models(self) -> list[ModelInfo]:
+        """Return the served models; max_model_len is 0 while no engine has reported it."""
+        states = [seat.link.state for seat in self.seats.all()]
+        lengths = [state.max_model_len for state in states if state and state.max_model_len]
+        return [self._model.info(min(lengths, default=0))]
+
+    def submit(self, session: int, request: TextRequest) -> asyncio.Task[None]:
+        """Take a request; return the task that ends when it runs in an engine or was refused.
+
+        All that becomes of it, errors too, goes to the session's sink. A slot that is still in
+        use, or a session that is closed, is a fault of the caller: KeyError or ValueError.
+        """
+        owner = self.sessions[session]
+        ticket = Ticket(owner, request, asyncio.get_running_loop().time())
+        slots = range(request.slot, request.slot + max(1, request.limits.n))
+        if any(slot in owner.choices for slot in slots):
+            raise ValueError(f"slot {request.slot} of session {session} is still in use")
+        for index, slot in enumerate(slots, request.limits.first_choice):
+            owner.choices[slot] = Choice(ticket, slot, index, request.attempt)
+            ticket.choices.append(owner.choices[slot])
+        self._tickets.setdefault(ticket.key, []).append(ticket)
+        return self._spawn(ticket, self._run(ticket))
+
+    def abort(self, session: int, slot: int) -> None:
+        """End one choice; one that has ended, or never was, is ignored."""
+        owner = self.sessions.get(session)
+        choice = owner.choices.get(slot) if owner is not None else None
+        if choice is not None:
+            self._abort(choice)
+
+    def cancel(self, request_id: str, tenant: str) -> int:
+        """End every live request of `tenant` with exactly this id; return how many there were."""
+        tickets = [t for t in self._tickets.get((tenant, request_id), ()) if t.is_open]
+        for ticket in tickets:
+            for choice in ticket.choices:
+                self._abort(choice)
+        return len(tickets)
+
+    def close_session(self, session: int) -> None:
+        """End all choices of a gateway that is gone; nothing more is sent to its sink."""
+        owner = self.sessions.pop(session, None)
+        if owner is None:
+            return
+        owner.sink = discard
+        for choice in list(owner.choices.values()):
+            if choice.seat is not None:
+                choice.seat.link.abort(choice.engine_slot)
+            self._end(StepText(), choice, Finish(reason=ABORTED))
+
+    def _abort(self, choice: Choice) -> None:
+        """Ask the engine to end it; end it here when no engine has it."""
+        if not choice.is_open or choice.is_aborted:
+            return
+        choice.is_aborted = True
+        if choice.seat is not None:
+            choice.seat.link.abort(choice.engine_slot)
+        else:
+            self._end_alone(choice, Finish(reason=ABORTED))
+
+    # ── from text to an engine ───────────────────────────────────────────────────────────────
+
+    async def _run(self, ticket: Ticket) -> None:
+        """Start a request, or end it with what went wrong."""
+        self._num_pending += 1
+        deadline_ms = ticket.request.limits.deadline_ms
+        try:
+            async with asyncio.timeout(deadline_ms / 1000 if deadline_ms else None):
+                await self._start(ticket)
+        except asyncio.CancelledError:
+            if ticket.is_open:
+                raise  # the loop ends; otherwise the request was aborted, which is no failure
+        except TimeoutError:
+            self._refuse(ticket, DeadlineExceeded(f"no start within {deadline_ms} ms"))
+        except ServiceError as error:
+            self._refuse(ticket, error)
+        except Exception:
+            log.exception("request failed", extra={"request_id": ticket.request.request_id})
+            self._refuse(ticket, Internal("the text tier failed on this request"))
+        finally:
+            self._num_pending -= 1
+
+    async def _start(self, ticket: Ticket) -> None:
+        request, completion = ticket.request, self._model.completion
+        if self._num_pending > self._max_pending:
+            raise Overloaded(f"{self._max_pending} requests are pending", retry_after_s=1)
+        completion.check(request)
+        ticket.prompt = await self._model.prompts.build(request)
+        seat = await self.seats.ready(self._engine_wait_s)
+        state = seat.link.state
+        assert state is not None  # it is ready
+        num_prompt_tokens = ticket.num_prompt_tokens
+        ticket.limits = completion.limits(request, num_prompt_tokens, state.max_model_len)
+        ticket.sampling = completion.sampling(request.sampling)
+        self._metrics.prompt_tokens.inc(num_prompt_tokens)
+        self._begin_text(ticket)
+        choices = [choice for choice in ticket.choices if choice.is_open]
+        if choices:
+            seat.start(ticket, choices, self._remaining_ms(ticket))
+
+    def _begin_text(self, ticket: Ticket) -> None:
+        """Tell the gateway that its choices are under way, and bring replayed ones to their place.
+
+        A replayed choice may turn out to have ended already: then its Finish was lost, not it.
+        """
+        request, step = ticket.request, StepText()
+        stops = StopStrings(request.text.stop, request.text.include_stop)
+        num_prompt_tokens = ticket.num_prompt_tokens
+        for position, choice in enumerate(ticket.choices):
+            resumed = request.resumed[position] if position < len(request.resumed) else None
+            resume_bytes = resumed.text_bytes if resumed is not None else 0
+            choice.stream = self._model.stream(request, stops, resume_bytes)
+            if not choice.is_open:
+                continue
+            text = step.of(choice.ticket.session)
+            text.started.append(Started(slot=choice.slot, num_prompt_tokens=num_prompt_tokens))
+            if resumed is not None and resumed.token_ids:
+                self._resume(step, choice, resumed.token_ids)
+        step.deliver()
+
+    def _resume(self, step: StepText, choice: Choice, token_ids: bytes) -> None:
+        """Decode again what the gateway holds; send only text that it does not have."""
+        assert choice.stream is not None and choice.ticket.limits is not None
+        stream, held = choice.stream, unpack(token_ids)
+        offset, text = stream.text_bytes, stream.push(held)
+        choice.token_ids.extend(held)
+        finish = self._known_end(choice)
+        if finish is not None:
+            text += stream.flush()
+        if text:
+            step.of(choice.ticket.session).add(choice.slot, offset, text, len(held), ())
+        if finish is not None:
+            self._end(step, choice, finish)
+
+    def _known_end(self, choice: Choice) -> Finish | None:
+        """Return the Finish of a resumed choice whose tokens already are all there is."""
+        ticket, stream = choice.ticket, choice.stream
+        assert stream is not None and ticket.limits is not None
+        num_tokens = len(choice.token_ids)
+        if stream.matched is not None:
+            return Finish(
+                reason=STOPPED, num_output_tokens=stream.num_tokens, stop_string=stream.matched
+            )
+        last = choice.token_ids[-1]
+        if last in self._model.completion.stop_token_ids(ticket.request):
+            shown = self._model.completion.shown_stop_id(ticket.request, last)
+            return Finish(reason=STOPPED, num_output_tokens=num_tokens, stop_token_id=shown)
+        if num_tokens >= ticket.limits.max_tokens:
+            return Finish(reason=LENGTH, num_output_tokens=num_tokens)
+        return None
+
+    def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
+        """End every open choice of a request that did not run."""
+        reason = DEADLINE if isinstance(error, DeadlineExceeded) else IGNORED
+        for choice in ticket.choices:
+            if choice.is_open:
+                self._end_alone(choice, failed(reason, error))
+
+    # ── from an engine to text ───────────────────────────────────────────────────────────────
+
+    def attach_engine(self, link: EngineLink) -> None:
+        """A stream to an engine is open."""
+        self.seats.attach(link)
+
+    def on_state(self, link: EngineLink) -> None:
+        """The engine has told a new state."""
+        self.seats.told(link)
+        if link.state is not None:
+            self._on_engine_state(link.state)
+
+    def detach_engine(self, link: EngineLink) -> None:
+        """The stream is lost: replay what ran there."""
+        seat = self.seats.detach(link)
+        if seat is None:
+            return
+        if link.state is not None:
+            lost = EngineState()
+            lost.CopyFrom(link.state)
+            lost.ready = False
+            lost.reasons[:] = [CONNECTION_LOST]
+            self._on_engine_state(lost)
+        step = StepText()
+        for choice in list(seat.live.values()):
+            self._replay(step, seat, choice, True)
+        step.deliver()
+
+    def on_tokens(self, link: EngineLink, batch: TokenBatch) -> None:
+        """Turn one engine step into one TextBatch per session that it concerns."""
+        seat = self.seats.of(link)
+        if seat is not None:
+            self._decoder.decode(seat, batch)
+
+    # ── replay ───────────────────────────────────────────────────────────────────────────────
+
+    def _replay(self, step: StepText, seat: EngineSeat, choice: Choice, is_crash: bool) -> None:
+        """Send a choice again, with all it holds, to any ready engine; to `seat` only after news.
+
+        `is_crash` counts as an attempt; being refused while engines come back does not.
+        """
+        seat.live.pop(choice.engine_slot, None)
+        seat.is_suspect = True
+        choice.seat = None
+        if not choice.is_open:
+            return
+        if choice.is_aborted:
+            self._end(step, choice, Finish(reason=ABORTED))
+            return
+        choice.attempt += is_crash
+        self._metrics.replays.inc(is_crash)
+        if choice.replay_until_s is None:
+            choice.replay_until_s = asyncio.get_running_loop().time() + self._replay_timeout_s
+        self._spawn(choice.ticket, self._resend(choice, choice.replay_until_s))
+
+    async def _resend(self, choice: Choice, until_s: float) -> None:
+        try:
+            if choice.attempt >= MAX_ATTEMPTS:
+                raise Unavailable(f"the engine was lost {choice.attempt} times on this request")
+            wait_s = until_s - asyncio.get_running_loop().time()
+            seat = await self.seats.ready(max(0.0, wait_s))
+            remaining_ms = self._remaining_ms(choice.ticket)
+            if choice.is_open:
+                seat.start(choice.ticket, [choice], remaining_ms)
+        except DeadlineExceeded as error:
+            self._end_alone(choice, failed(DEADLINE, error))
+        except ServiceError as error:
+            self._end_alone(choice, failed(ERROR, error))
+
+    def _remaining_ms(self, ticket: Ticket) -> int:
+        """Return what is left of the deadline, 0 for none; raise DeadlineExceeded when nothing."""
+        deadline_ms = ticket.request.limits.deadline_ms
+        if not deadline_ms:
+            return 0
+        spent_s = asyncio.get_running_loop().time() - ticket.submitted_s
+        remaining_ms = deadline_ms - int(spent_s * 1000)
+        if remaining_ms <= 0:
+            raise DeadlineExceeded(f"the deadline of {deadline_ms} ms has passed")
+        return remaining_ms
+
+    # ── the one end ──────────────────────────────────────────────────────────────────────────
+
+    def _end_alone(self, choice: Choice, finish: Finish) -> None:
+        """End a choice outside an engine step."""
+        step = StepText()
+        self._end(step, choice, finish)
+        step.deliver()
+
+    def _end(self, step: StepText, choice: Choice, finish: Finish) -> None:
+        """Send the Finish and forget the slot: nothing about it is sent afterwards."""
+        if not choice.is_open:
+            return
+        ticket = choice.ticket
+        choice.is_open = False
+        ticket.session.choices.pop(choice.slot, None)
+        finish.slot = choice.slot
+        finish.num_prompt_tokens = ticket.num_prompt_tokens
+        step.of(ticket.session).finishes.append(finish)
+        self._metrics.requests.labels(FinishReason.Name(finish.reason).lower()).inc()
+        if not ticket.is_open:
+            self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        tickets = self._tickets[ticket.key]
+        tickets.remove(ticket)
+        if not tickets:
+            del self._tickets[ticket.key]
+        for task in ticket.tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    def _spawn(self, ticket: Ticket, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        ticket.tasks.add(task)
+        task.add_done_callback(ticket.tasks.discard)
+        return task
+
+    def _num_held(self) -> int:
+        live = [choice for seat in self.seats.all() for choice in list(seat.live.values())]
+        return sum(choice.stream is not None and choice.stream.held for choice in live)
+
+
+def failed(reason: FinishReason, error: ServiceError) -> Finish:
+    """Return the Finish that carries `error`."""
+    return Finish(reason=reason, error=ErrorDetail(**error.fields()))
+
+
+def discard(batch: TextBatch) -> None:
+    """Stand in for the sink of a gateway that is gone."""

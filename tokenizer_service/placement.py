@@ -1,0 +1,172 @@
+"""Where choices run: the engines at hand, the choice among them by load, waiting for a ready one.
+
+Knows no text and no transport: an engine is anything that keeps the promises of `EngineLink`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from common.errors import Unavailable
+from protos.common_pb2 import EngineState, Limits
+from protos.engine_pb2 import GenerateRequest
+from tokenizer_service.columns import pack
+from tokenizer_service.ticket import Choice, Ticket
+
+CONNECTION_LOST = "connection lost"
+"""The only reason in the last state of an engine whose stream is lost."""
+
+
+class EngineLink(Protocol):
+    """One open stream to one engine: the seam between text and tokens.
+
+    Two implementations stand: `engines.GrpcEngine`, and the in-process engine of the offline
+    interface. None of the calls may block. The owner of a link tells the pipeline
+    `attach_engine(link)` when it opens, `on_tokens(link, batch)` for each TokenBatch,
+    `on_state(link)` when `state` is new (several times a second, as after a loss the pipeline sends
+    nothing before the next one), and `detach_engine(link)` when it is lost, all on
+    the pipeline's event loop. A link that was lost is never attached again: a new stream is a new
+    link.
+    """
+
+    @property
+    def name(self) -> str:
+        """Who this is, for logs and for states."""
+
+    @property
+    def state(self) -> EngineState | None:
+        """The engine's last state; None until it has sent one."""
+
+    def add(self, request: GenerateRequest) -> None:
+        """Start `request.limits.n` choices; the pipeline has set the slots, never used before."""
+
+    def abort(self, slot: int) -> None:
+        """End a slot; the engine answers with its Finish. A slot that has ended is ignored."""
+
+    def stop(self, slot: int, num_output_tokens: int) -> None:
+        """End a slot on a stop string; the engine answers with its Finish."""
+
+
+class EngineSeat:
+    """What the pipeline keeps for one link: the slots that are alive there."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self.link = link
+        self.live: dict[int, Choice] = {}
+        self.is_suspect = False
+        """Something was lost there: nothing is sent until it has told a new state."""
+        self._next_slot = 0
+
+    @property
+    def is_ready(self) -> bool:
+        state = self.link.state
+        return state is not None and state.ready and not self.is_suspect
+
+    @property
+    def load(self) -> float:
+        """Choices per replica: those we know of, or those the engine told of if more."""
+        state = self.link.state
+        told = state.num_waiting + state.num_running if state is not None else 0
+        return max(told, len(self.live)) / max(1, state.num_replicas if state is not None else 1)
+
+    def start(self, ticket: Ticket, choices: Sequence[Choice], remaining_ms: int) -> None:
+        """Send `choices` of `ticket`, with what they already hold; together when all are fresh."""
+        if len(choices) < len(ticket.choices) or any(choice.token_ids for choice in choices):
+            for choice in choices:
+                self._send(ticket, [choice], remaining_ms)
+        else:
+            self._send(ticket, choices, remaining_ms)
+
+    def _send(self, ticket: Ticket, choices: Sequence[Choice], remaining_ms: int) -> None:
+        assert ticket.limits is not None
+        limits = Limits()
+        limits.CopyFrom(ticket.limits)
+        limits.n, limits.first_choice = len(choices), choices[0].index
+        limits.deadline_ms = remaining_ms
+        first_slot = self._next_slot
+        self._next_slot += len(choices)
+        for engine_slot, choice in enumerate(choices, first_slot):
+            choice.seat, choice.engine_slot = self, engine_slot
+            self.live[engine_slot] = choice
+        self.link.add(
+            GenerateRequest(
+                slot=first_slot,
+                request_id=ticket.request.request_id,
+                prompt_token_ids=ticket.prompt,
+                resumed_token_ids=[pack(c.token_ids) for c in choices if c.token_ids],
+                limits=limits,
+                sampling=ticket.sampling,
+                attempt=max(choice.attempt for choice in choices),
+                traceparent=ticket.request.traceparent,
+            )
+        )
+
+
+class EngineSeats:
+    """All attached engines, and those who wait for one. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._seats: dict[int, EngineSeat] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def attach(self, link: EngineLink) -> None:
+        self._seats[id(link)] = EngineSeat(link)
+        self._wake()
+
+    def detach(self, link: EngineLink) -> EngineSeat | None:
+        return self._seats.pop(id(link), None)
+
+    def of(self, link: EngineLink) -> EngineSeat | None:
+        """Return the seat of `link`, None when it is not attached."""
+        return self._seats.get(id(link))
+
+    def all(self) -> list[EngineSeat]:
+        return list(self._seats.values())
+
+    def best(self) -> EngineSeat | None:
+        """Return the ready seat with the least load."""
+        ready = [seat for seat in self._seats.values() if seat.is_ready]
+        return min(ready, key=lambda seat: seat.load, default=None)
+
+    async def ready(self, timeout_s: float) -> EngineSeat:
+        """Wait for a ready engine; raise Unavailable after `timeout_s`."""
+        seat = self.best()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while seat is None:
+                    await self._news()
+                    seat = self.best()
+        except TimeoutError:
+            reasons = ", ".join(self.reasons())
+            raise Unavailable(f"no engine is ready: {reasons}", retry_after_s=1) from None
+        return seat
+
+    async def _news(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def told(self, link: EngineLink) -> None:
+        """An engine has told its state: let those who wait look again."""
+        seat = self._seats.get(id(link))
+        if seat is not None:
+            seat.is_suspect = False
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def reasons(self) -> list[str]:
+        """Return why no engine is ready; empty when one is."""
+        if any(seat.is_ready for seat in self._seats.values()):
+            return []
+        states = [seat.link.state for seat in self._seats.values()]
+        told = [reason for state in states if state is not None for reason in state.reasons]
+        return told or [f"{len(states)} engines loading" if states else "no engine connected"]

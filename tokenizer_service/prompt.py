@@ -1,0 +1,197 @@
+"""A request's input → prompt token ids: template, guarded text, encoding in threads.
+
+Knows the OpenAI message shapes as far as templates need them; knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import orjson
+
+from common.errors import InvalidRequest
+from protos.tokenizer_pb2 import ChatInput, TextRequest
+from tokenizer_service.chat_template import RESERVED
+from tokenizer_service.columns import unpack
+from tokenizer_service.guarded_text import GuardedText
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.template_process import TemplateProcess
+from tokenizer_service.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class PromptBuilder:
+    """Builds prompts of one model. `tokenizer` or `template` may be missing from the folder."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: TemplateProcess | None,
+        executor: Executor,
+        vocab_size: int,
+        metrics: TokenizerMetrics,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._metrics = metrics
+
+    async def build(self, request: TextRequest) -> bytes:
+        """Return the prompt's column; raise InvalidRequest or Unprocessable naming the field."""
+        kind = request.WhichOneof("input")
+        if kind == "prompt_token_ids":
+            return self._checked_ids(request.prompt_token_ids)
+        if kind == "chat":
+            return not_empty(await self._chat(request.chat), "messages")
+        if kind == "prompt":
+            return not_empty(await self._text(request.prompt), "prompt")
+        raise InvalidRequest("the request has no input", param="prompt")
+
+    def _checked_ids(self, column: bytes) -> bytes:
+        if len(column) % 4:
+            raise InvalidRequest("prompt is not a list of token ids", param="prompt")
+        largest = max(unpack(not_empty(column, "prompt")))
+        if self._vocab_size and largest >= self._vocab_size:
+            raise InvalidRequest(
+                f"prompt has token id {largest}, but the vocabulary has {self._vocab_size} entries",
+                param="prompt",
+            )
+        return column
+
+    async def _text(self, text: str) -> bytes:
+        tokenizer = self._required_tokenizer("prompt")
+        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens=True))
+
+    async def _chat(self, chat: ChatInput) -> bytes:
+        """Render and encode; equal to the plain way whenever no user text is a special token."""
+        tokenizer = self._required_tokenizer("messages")
+        if self._template is None:
+            raise InvalidRequest(
+                "the model folder has no chat template; use /v1/completions with a prompt",
+                param="messages",
+                code="no_chat_template",
+            )
+        messages = parsed(chat.messages_json, "messages", list)
+        tools = parsed(chat.tools_json, "tools", list) or None
+        kwargs = parsed(chat.template_kwargs_json, "chat_template_kwargs", dict) or {}
+        check_chat(chat, messages, kwargs)
+        guard = GuardedText(
+            tokenizer.special_texts, lambda: orjson.dumps([messages, tools, kwargs]).decode()
+        )
+        started = time.perf_counter()
+        text = await self._render(chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs))
+        self._metrics.template_seconds.observe(time.perf_counter() - started)
+        if guard.used or tokenizer.matches_loosely:
+            return await self._encode(lambda: tokenizer.encode_guarded(guard.split(text)))
+        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens=False))
+
+    async def _render(self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any) -> str:
+        """Give templates tool arguments as objects; those that want strings get strings."""
+        assert self._template is not None
+        prompt = not (chat.no_generation_prompt or chat.continue_final_message)
+        mark = unused_mark(messages) if chat.continue_final_message else ""
+        if mark:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
+        with_objects = [with_parsed_arguments(message) for message in messages]
+        try:
+            text = await self._template.render(with_objects, tools, prompt, kwargs)
+        except InvalidRequest:
+            if with_objects == messages:
+                raise
+            text = await self._template.render(messages, tools, prompt, kwargs)
+        return cut_at(text, mark) if mark else text
+
+    def _required_tokenizer(self, param: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                "the model folder has no tokenizer: only prompts of token ids can be served",
+                param=param,
+                code="no_tokenizer",
+            )
+        return self._tokenizer
+
+    async def _encode(self, encode: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._executor, encode)
+        self._metrics.encode_seconds.observe(time.perf_counter() - started)
+        return result
+
+
+def not_empty(column: bytes, param: str) -> bytes:
+    if not column:
+        raise InvalidRequest("the prompt is empty", param=param)
+    return column
+
+
+def parsed(text: bytes, param: str, kind: type[list[Any]] | type[dict[Any, Any]]) -> Any:
+    """Return the JSON value of a field, None when it is absent."""
+    if not text:
+        return None
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from error
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{param} must be a JSON {kind.__name__}", param=param)
+    return value
+
+
+def check_chat(chat: ChatInput, messages: Any, kwargs: dict[str, Any]) -> None:
+    """Raise InvalidRequest for what no template can mean."""
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise InvalidRequest("messages must be a non-empty list of objects", param="messages")
+    if taken := sorted(RESERVED & kwargs.keys()):
+        raise InvalidRequest(
+            f"chat_template_kwargs may not set {taken[0]}: it is a field of its own",
+            param="chat_template_kwargs",
+        )
+    if chat.continue_final_message and not isinstance(messages[-1].get("content"), str):
+        raise InvalidRequest(
+            "continue_final_message needs a final message with text", param="messages"
+        )
+
+
+def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message` with its tool calls' JSON arguments as objects."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    return {**message, "tool_calls": [with_parsed_call(call) for call in calls]}
+
+
+def with_parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"])
+    except orjson.JSONDecodeError:
+        return call  # what a model wrote need not be JSON; the template gets it as it is
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def unused_mark(messages: Any) -> str:
+    """Return a character of the basic private-use area that stands in no message."""
+    present = set(orjson.dumps(messages).decode())
+    return next(char for char in map(chr, range(0xE000, 0xF900)) if char not in present)
+
+
+def cut_at(text: str, mark: str) -> str:
+    """Return the text before the mark; without trailing blanks when the template trims them."""
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise InvalidRequest(
+            "continue_final_message: the chat template leaves the final message out",
+            param="messages",
+        )
+    return before if after.startswith(" ") else before.rstrip()

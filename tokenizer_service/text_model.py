@@ -1,0 +1,115 @@
+"""One model as the text tier sees it: tokenizer, template and completion rules, put together."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common.errors import InvalidRequest
+from protos.common_pb2 import ModelInfo
+from protos.tokenizer_pb2 import TextRequest
+from tokenizer_service.completion import Completion
+from tokenizer_service.detokenizer import Detokenizer, NoText
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.model_folder import ModelFolder, read_model_folder
+from tokenizer_service.prompt import PromptBuilder
+from tokenizer_service.stop_strings import StopStrings
+from tokenizer_service.template_process import TemplateProcess
+from tokenizer_service.text_stream import TextStream
+from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
+
+
+class TextModel:
+    """Everything of one model folder that is needed to serve text."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        tokenizer: Tokenizer | None,
+        template: TemplateProcess | None,
+        encode_threads: int,
+        metrics: TokenizerMetrics,
+    ) -> None:
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self._template = template
+        self._executor = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
+        self.vocab_size = folder.vocab_size or (tokenizer.size if tokenizer is not None else 0)
+        self.prompts = PromptBuilder(tokenizer, template, self._executor, self.vocab_size, metrics)
+        self.completion = Completion(
+            model=folder.name,
+            vocab_size=self.vocab_size,
+            eos_token_ids=all_eos_ids(folder, tokenizer),
+            sampling_defaults=folder.sampling_defaults or {},
+            max_new_tokens=folder.max_new_tokens,
+            has_tokenizer=tokenizer is not None,
+        )
+
+    def info(self, max_model_len: int) -> ModelInfo:
+        """Return what gateways are told of this model."""
+        return ModelInfo(
+            id=self.folder.name,
+            created_s=self.folder.created_s,
+            max_model_len=max_model_len,
+            vocab_size=self.vocab_size,
+        )
+
+    def stream(self, request: TextRequest, stops: StopStrings, resume_bytes: int) -> TextStream:
+        """Return the decoder of one choice; `stops` is shared by the choices of a request."""
+        return TextStream(
+            self._detokenizer(request.text.keep_special_tokens),
+            stops,
+            self.completion.stop_token_ids(request),
+            request.limits.min_tokens,
+            resume_bytes,
+        )
+
+    def _detokenizer(self, keep_special: bool) -> Detokenizer:
+        if self.tokenizer is None:
+            return NoText()
+        return self.tokenizer.detokenizer(keep_special)
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """Return text and bytes of one token, as log probabilities show them."""
+        piece = self.tokenizer.piece(token_id) if self.tokenizer is not None else b""
+        return piece.decode("utf-8", "replace"), piece
+
+    async def close(self) -> None:
+        """End the template process and the threads."""
+        if self._template is not None:
+            await self._template.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def warm_up(self) -> None:
+        """Start the sandbox and compile the template, so that the first request does not wait."""
+        if self._template is None:
+            return
+        try:
+            await self._template.render([{"role": "user", "content": "Hi"}])
+        except InvalidRequest:
+            return  # this template asks for more; it is compiled all the same
+
+
+def load_text_model(
+    path: Path,
+    served_name: str,
+    metrics: TokenizerMetrics,
+    encode_threads: int = 2,
+    template_timeout_s: float = 2.0,
+    template_max_chars: int = 4_000_000,
+) -> TextModel:
+    """Read a model folder's text side; raise ModelFolderError when it cannot be served."""
+    folder = read_model_folder(path, served_name)
+    template = None
+    if folder.templates:
+        template = TemplateProcess(
+            folder.templates, folder.token_texts or {}, template_timeout_s, template_max_chars
+        )
+    return TextModel(folder, load_tokenizer(folder), template, encode_threads, metrics)
+
+
+def all_eos_ids(folder: ModelFolder, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return the folder's EOS ids and that of the tokenizer's eos_token, as vLLM unites them."""
+    text = (folder.token_texts or {}).get("eos_token")
+    named = tokenizer.id_of(text) if tokenizer is not None and text is not None else None
+    return folder.eos_token_ids | (frozenset() if named is None else {named})

@@ -1,0 +1,78 @@
+"""The text tier's record of a request: session → ticket → choices. Data only."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protos.common_pb2 import Limits
+from protos.tokenizer_pb2 import TextBatch, TextRequest
+from tokenizer_service.text_stream import TextStream
+
+if TYPE_CHECKING:
+    from tokenizer_service.placement import EngineSeat
+
+Sink = Callable[[TextBatch], None]
+"""Takes the text of one step for one gateway session; must not block."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One gateway's stream; `choices` are its open slots."""
+
+    number: int
+    sink: Sink
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request from the door to the last Finish of its choices."""
+
+    session: Session
+    request: TextRequest
+    submitted_s: float
+    """Time of arrival, in seconds of the loop's clock."""
+    choices: list[Choice] = field(default_factory=list)
+    prompt: bytes = b""
+    limits: Limits | None = None
+    """Complete; set once the prompt is built and an engine is known."""
+    sampling: bytes = b""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """What is under way for it: its start, or the replay of a choice."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.request.limits.tenant, self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+    @property
+    def is_open(self) -> bool:
+        return any(choice.is_open for choice in self.choices)
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One token stream. `is_open` until its one Finish is sent; then only the engine's end is due.
+
+    `seat` and `engine_slot` say where it runs; `token_ids` is all a replay needs.
+    """
+
+    ticket: Ticket
+    slot: int
+    index: int
+    attempt: int
+    stream: TextStream | None = None
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    seat: EngineSeat | None = None
+    engine_slot: int = 0
+    is_open: bool = True
+    is_aborted: bool = False
+    replay_until_s: float | None = None
+    """While lost: when to give up, in seconds of the loop's clock."""

@@ -1,0 +1,141 @@
+"""Text → token ids, and what each id reads as. Wraps the tokenizers library.
+
+Never encodes on the event loop: `encode_batch` in a thread is the form that releases the GIL.
+Knows no chat templates; knows which texts are special tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex
+from tokenizers import Tokenizer as Library
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from tokenizer_service.columns import pack
+from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
+from tokenizer_service.model_folder import ModelFolder, ModelFolderError
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class Tokenizer:
+    """A loaded tokenizer. Thread-safe; encoding calls block and belong in a thread."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._plain: Library | None = None
+        added = library.get_added_tokens_decoder()
+        special = {i: token for i, token in added.items() if token.special}
+        self.special_ids = frozenset(special)
+        self._special_id = {token.content: i for i, token in special.items()}
+        self.special_texts = tuple(sorted((t.content for t in special.values()), key=len)[::-1])
+        self.matches_loosely = any(
+            t.normalized or t.lstrip or t.rstrip or t.single_word for t in special.values()
+        )
+        self.size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._table = build_table(library, self.special_ids)
+
+    def id_of(self, text: str) -> int | None:
+        """Return the id of the token written `text`."""
+        return self._library.token_to_id(text)
+
+    def encode(self, text: str, add_special_tokens: bool) -> bytes:
+        """Return the column of `text`; special tokens in it are recognised."""
+        found = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return pack(found[0].ids)
+
+    def encode_guarded(self, parts: list[str]) -> bytes:
+        """Return the column of `parts`: even ones are text, odd ones are special tokens."""
+        plain = self._as_text()
+        texts = iter(plain.encode_batch_fast(parts[::2], add_special_tokens=False))
+        ids = list(next(texts).ids)
+        for special, text in zip(parts[1::2], texts, strict=True):
+            ids.append(self._special_id[special])
+            ids.extend(text.ids)
+        return pack(ids)
+
+    def _as_text(self) -> Library:
+        """Return a copy that reads special tokens as text; made at first need."""
+        if self._plain is None:
+            copy = Library.from_str(self._library.to_str())
+            copy.encode_special_tokens = True
+            self._plain = copy
+        return self._plain
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the table of ready strings stands in for the library's decode."""
+        return self._table is not None
+
+    def detokenizer(self, keep_special: bool) -> Detokenizer:
+        """Return a fresh incremental decoder."""
+        if self._table is not None:
+            return self._table.detokenizer(keep_special)
+        return WindowDetokenizer(
+            lambda ids: self._library.decode(ids, skip_special_tokens=not keep_special)
+        )
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of one token, special tokens included; empty for an unknown id."""
+        if token_id >= self.size:
+            return b""
+        if self._table is not None:
+            return self._table.pieces[token_id]
+        return self._library.decode([token_id], skip_special_tokens=False).encode()
+
+
+def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
+    """Load tokenizer.json, else vocab.json with merges.txt; None when the folder has neither."""
+    ready, vocabulary = folder.path / "tokenizer.json", folder.path / "vocab.json"
+    try:
+        if ready.exists():
+            library = Library.from_file(str(ready))
+            library.no_truncation()
+            library.no_padding()
+            return Tokenizer(library)
+        if vocabulary.exists():
+            return Tokenizer(byte_level_bpe(vocabulary, folder.path / "merges.txt", folder))
+    except ModelFolderError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFolderError(f"the tokenizer in {folder.path} does not load: {error}") from error
+    return None
+
+
+def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Library:
+    """Build Qwen2's byte-level BPE; raise ModelFolderError for another class of tokenizer."""
+    if folder.tokenizer_class not in ("", "Qwen2Tokenizer", "Qwen2TokenizerFast"):
+        raise ModelFolderError(
+            f"{folder.path} has no tokenizer.json, and {folder.tokenizer_class} cannot be built "
+            "from vocab.json and merges.txt (only Qwen2Tokenizer can)"
+        )
+    library = Library(BPE.from_file(str(vocabulary), str(merges)))
+    library.normalizer = NFC()
+    library.pre_tokenizer = Sequence(
+        [
+            Split(Regex(QWEN2_SPLIT), behavior="isolated"),
+            ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    library.decoder = ByteLevelDecoder()
+    for token_id, token in sorted((folder.added_tokens or {}).items()):
+        options = {name: bool(token.get(name)) for name in ADDED_TOKEN_FIELDS}
+        add_token(library, token_id, AddedToken(token["content"], **options))
+    return library
+
+
+def add_token(library: Library, token_id: int, token: AddedToken) -> None:
+    """Add one token; raise ModelFolderError when it does not get the id the folder says."""
+    add = library.add_special_tokens if token.special else library.add_tokens
+    add([token])
+    given = library.token_to_id(token.content)
+    if given != token_id:
+        raise ModelFolderError(f"added token {token.content!r} got id {given}, not {token_id}")
