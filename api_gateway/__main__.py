@@ -1,0 +1,152 @@
+"""Composition root of the gateway: settings → parts → application → uvicorn on our own socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from api_gateway.admission import Admission
+from api_gateway.app import App, Endpoints, Hook, routes
+from api_gateway.auth import KeyFile, OpenDoor
+from api_gateway.clients import TextClients
+from api_gateway.endpoints.chat import ChatCompletions
+from api_gateway.endpoints.completions import Completions
+from api_gateway.endpoints.models import Models
+from api_gateway.endpoints.requests import Requests
+from api_gateway.health import Health
+from api_gateway.listening import PortTaken, listen
+from api_gateway.metrics import GatewayMetrics
+from api_gateway.pipeline import Pipeline
+from api_gateway.routing import Router
+from api_gateway.scrape import Scrape
+from api_gateway.settings import Settings
+from api_gateway.ui_files import UiFiles
+from api_gateway.watch import Watch
+from common import logs
+from common.metrics import serve
+from common.settings import SettingsError, load_or_exit
+
+NOT_READY_FIRST_S = 0.2  # /ready says no before the door closes
+FINISH_WITHIN_S = 3.5
+
+
+class Gateway:
+    """The parts of one gateway process and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.metrics = GatewayMetrics()
+        self.admission = Admission(settings.max_concurrent_requests)
+        self.clients = TextClients(settings.tokenizers)
+        self.watch = Watch(
+            settings.keep_alive_s, settings.slow_client_timeout_s, self.metrics.lag.observe
+        )
+        self.health = Health(self.clients, self.admission)
+        self.keys = keys_of(settings)
+        self.metrics.watch_line(self.clients)
+        if settings.vllm_metric_names:
+            self.metrics.add_vllm_names()
+        self._ticking: asyncio.Task[None] | None = None
+        pipeline = Pipeline(self.clients, self.watch, self.metrics)
+        door = (pipeline, self.admission, settings.max_body_bytes, settings.lenient)
+        self.endpoints = Endpoints(
+            chat=ChatCompletions(*door),
+            completions=Completions(*door),
+            models=Models(self.clients),
+            requests=Requests(self.clients),
+            health=self.health,
+            scrape=Scrape(self.metrics),
+            ui=UiFiles(),
+        )
+
+    def app(self, started: Hook | None = None) -> App:
+        """Return the ASGI application; its lifespan starts and stops the gateway."""
+
+        async def start() -> None:
+            await self.start()
+            if started is not None:
+                await started()
+
+        return App(Router(routes(self.endpoints)), self.keys, self.metrics, start, self.stop)
+
+    async def start(self) -> None:
+        await self.clients.start()
+        self._ticking = asyncio.create_task(self.watch.run())
+
+    async def stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticking
+        await self.clients.close()
+
+
+def keys_of(settings: Settings) -> KeyFile | OpenDoor:
+    if settings.api_key_file:
+        return KeyFile(Path(settings.api_key_file))
+    return OpenDoor(settings.default_tenant)
+
+
+def configure(app: App) -> uvicorn.Config:
+    """Return uvicorn's configuration: the fast parts, none of the talkative ones."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(FINISH_WITHIN_S) + 1,
+    )
+
+
+async def run(gateway: Gateway, sock: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, then refuse newcomers and let live streams end."""
+
+    async def when_started() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, drain)
+        gc.collect()
+        gc.freeze()
+
+    def drain() -> None:
+        loop = asyncio.get_running_loop()
+        gateway.admission.is_draining = True
+        loop.call_later(NOT_READY_FIRST_S, setattr, server, "should_exit", True)
+        loop.call_later(FINISH_WITHIN_S, gateway.watch.end_all)
+
+    server = uvicorn.Server(configure(gateway.app(when_started)))
+    await server.serve(sockets=[sock])
+
+
+def main() -> None:
+    settings = load_or_exit(Settings, "gateway")
+    log = logs.setup("gateway", settings.log_level)
+    try:
+        gateway = Gateway(settings)
+        sock = listen(settings.host, settings.port, settings.slow_client_timeout_s)
+        reasons = gateway.health.reasons
+        serve(settings.metrics_host, settings.metrics_port, gateway.metrics.registry, reasons)
+    except (SettingsError, PortTaken) as error:
+        sys.exit(f"gateway: {error}")
+    except OSError as error:
+        where = f"{settings.metrics_host}:{settings.metrics_port}"
+        sys.exit(f"gateway: metrics port {where} cannot be used: {error.strerror}")
+    log.info("listening", extra={"host": settings.host, "port": sock.getsockname()[1]})
+    uvloop.run(run(gateway, sock))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The ASGI application: find the route, ask for the key, run the endpoint, answer for its errors.
+
+Pure ASGI: nothing stands between an endpoint and the server's `send`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from api_gateway.asgi import Call, Receive, Scope, Send
+from api_gateway.auth import KeyFile, OpenDoor
+from api_gateway.endpoints.chat import ChatCompletions
+from api_gateway.endpoints.completions import Completions
+from api_gateway.endpoints.models import Models
+from api_gateway.endpoints.requests import Requests
+from api_gateway.errors import error_headers, error_object
+from api_gateway.health import Health
+from api_gateway.metrics import GatewayMetrics
+from api_gateway.routing import Route, Router
+from api_gateway.scrape import Scrape
+from api_gateway.ui_files import UiFiles
+from common.errors import Internal, ServiceError
+
+log = logging.getLogger(__name__)
+Hook = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Everything that answers calls."""
+
+    chat: ChatCompletions
+    completions: Completions
+    models: Models
+    requests: Requests
+    health: Health
+    scrape: Scrape
+    ui: UiFiles
+
+
+def routes(to: Endpoints) -> list[Route]:
+    """Return the table of routes. Only those marked public are open to callers without a key."""
+    return [
+        Route("POST", "/v1/chat/completions", to.chat.create),
+        Route("POST", "/v1/completions", to.completions.create),
+        Route("GET", "/v1/models", to.models.list),
+        Route("GET", "/v1/models/{id}", to.models.get),
+        Route("POST", "/v1/requests/{id}/cancel", to.requests.cancel),
+        Route("GET", "/live", to.health.live, is_public=True),
+        Route("GET", "/ready", to.health.ready, is_public=True),
+        Route("GET", "/health", to.health.ready, is_public=True),
+        Route("GET", "/version", to.health.version, is_public=True),
+        Route("GET", "/metrics", to.scrape.show, is_public=True),
+        Route("GET", "/", to.ui.page, is_public=True),
+        Route("GET", "/ui/{id}", to.ui.file, is_public=True),
+    ]
+
+
+class App:
+    """What uvicorn calls."""
+
+    def __init__(
+        self, router: Router, keys: KeyFile | OpenDoor, metrics: GatewayMetrics, start: Hook,
+        stop: Hook,
+    ) -> None:  # fmt: skip
+        self._router = router
+        self._keys = keys
+        self._metrics = metrics
+        self._start = start
+        self._stop = stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        call = Call(scope, receive, send)
+        route_name = "other"
+        try:
+            route, call.params = self._router.find(call.method, call.path)
+            route_name = route.path
+            if not route.is_public:
+                call.tenant = self._keys.tenant_of(call.headers)
+            await route.endpoint(call)
+        except ServiceError as error:
+            await self._refuse(call, error)
+        except Exception:
+            log.exception("request failed", extra={"request_id": call.request_id})
+            await self._refuse(call, Internal("the gateway failed on this request"))
+        finally:
+            self._metrics.note_call(route_name, call.method, call.status)
+            if call.report is not None:
+                self._log(call, route_name)
+
+    async def _refuse(self, call: Call, error: ServiceError) -> None:
+        """Answer with the error's own status, unless the reply has begun."""
+        if call.report is not None:
+            call.report["code"] = error.code or type(error).__name__
+        self._metrics.rejections.labels(type(error).__name__).inc()
+        if call.status:
+            raise error
+        body = error_object(error, call.request_id)
+        await call.reply_json(error.http_status, body, error_headers(error))
+
+    def _log(self, call: Call, route_name: str) -> None:
+        e2e_ms = round((time.monotonic() - call.started_s) * 1000, 3)
+        fields = {"request_id": call.request_id, "tenant": call.tenant, "route": route_name}
+        extra = {**fields, "status": call.status, **(call.report or {}), "e2e_ms": e2e_ms}
+        log.info("request", extra=extra)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and stop what lives as long as the process."""
+        await receive()
+        await self._start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._stop()
+        await send({"type": "lifespan.shutdown.complete"})

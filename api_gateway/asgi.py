@@ -1,0 +1,99 @@
+"""One HTTP call over raw ASGI: its identity, its body within bounds, its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from api_gateway.errors import Headers
+from common.errors import Cancelled, DeadlineExceeded, InvalidRequest, PayloadTooLarge
+from protos.limits import MAX_REQUEST_ID_CHARS
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+BODY_TIMEOUT_S = 60.0
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Call:
+    """One HTTP request and its reply. `report` gathers the fields of its log line."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.params: dict[str, str] = {}
+        self.request_id = self._given_request_id() or new_request_id()
+        self.tenant = ""
+        self.status = 0
+        self.report: dict[str, Any] | None = None
+        """Fields of the log line; None for routes that leave none."""
+        self.started_s = time.monotonic()
+
+    def _given_request_id(self) -> str | None:
+        """Return the caller's X-Request-Id when it is one we can repeat safely."""
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        return given if REQUEST_ID.fullmatch(given) else None
+
+    async def body(self, max_bytes: int) -> bytes:
+        """Return the whole body; raise PayloadTooLarge as soon as it must be too large."""
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared[:20]) > max_bytes:
+            raise PayloadTooLarge(f"the body has {int(declared[:20])} bytes of {max_bytes} allowed")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise Cancelled("the client is gone")
+                    body += message.get("body", b"")
+                    if len(body) > max_bytes:
+                        raise PayloadTooLarge(f"the body has more than {max_bytes} bytes")
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no whole body within {BODY_TIMEOUT_S:g} s") from error
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers; the request id goes with every reply."""
+        self.status = status
+        head = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self.send({"type": "http.response.start", "status": status, "headers": head})
+
+    async def reply(self, status: int, body: bytes, kind: bytes, headers: Headers) -> None:
+        """Send a whole reply."""
+        length = str(len(body)).encode()
+        head = [(b"content-type", kind), (b"content-length", length), *headers]
+        await self.start(status, head)
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def reply_json(self, status: int, value: Any, headers: Headers | None = None) -> None:
+        """Send `value` as a whole JSON reply."""
+        await self.reply(status, orjson.dumps(value), b"application/json", headers or [])
+
+    def adopt_request_id(self, request_id: str | None) -> None:
+        """Let the id in the body win over the header's; raise InvalidRequest when it is bad."""
+        if request_id is None:
+            return
+        if not REQUEST_ID.fullmatch(request_id):
+            raise InvalidRequest(
+                f"request_id must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 _ . : -",
+                param="request_id",
+            )
+        self.request_id = request_id

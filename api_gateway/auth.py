@@ -1,0 +1,86 @@
+"""API keys: a file of SHA-256 digests, one tenant each. The keys themselves are stored nowhere.
+
+A line is `sha256hex  tenant  [name]`; `#` starts a comment. The file is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.errors import Unauthorized
+from common.settings import SettingsError
+
+log = logging.getLogger(__name__)
+LINE = re.compile(r"([0-9a-f]{64})\s+([A-Za-z0-9_.-]{1,64})(?:\s+(\S.*))?")
+CHECK_EVERY_S = 1.0
+
+
+def parse_keys(text: str) -> dict[str, str]:
+    """Return tenant by digest; raise SettingsError that names the line."""
+    keys: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        if (found := LINE.fullmatch(line)) is None:
+            raise SettingsError(f"api_key_file: line {number} is not `sha256hex tenant [name]`")
+        keys[found[1]] = found[2]
+    return keys
+
+
+class OpenDoor:
+    """Lets everybody in as one tenant: no key file is set."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    def tenant_of(self, headers: Mapping[bytes, bytes]) -> str:
+        return self._tenant
+
+
+class KeyFile:
+    """Lets those in whose key's digest stands in the file."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises SettingsError when the file cannot be read or a line is wrong."""
+        self._path = path
+        self._clock = clock
+        self._checked_s = clock()
+        try:
+            self._mtime_ns = path.stat().st_mtime_ns
+            self._keys = parse_keys(path.read_text())
+        except OSError as error:
+            raise SettingsError(f"api_key_file: {error}") from error
+
+    def tenant_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the caller's tenant; raise Unauthorized without a known key."""
+        self._reload()
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not key.strip():
+            raise Unauthorized("no API key; send `Authorization: Bearer KEY`")
+        tenant = self._keys.get(hashlib.sha256(key.strip()).hexdigest())
+        if tenant is None:
+            raise Unauthorized("unknown API key")
+        return tenant
+
+    def _reload(self) -> None:
+        """Read a changed file; keep the keys we have when it is gone or broken."""
+        now = self._clock()
+        if now - self._checked_s < CHECK_EVERY_S:
+            return
+        self._checked_s = now
+        try:
+            mtime_ns = self._path.stat().st_mtime_ns
+            if mtime_ns == self._mtime_ns:
+                return
+            self._mtime_ns = mtime_ns
+            self._keys = parse_keys(self._path.read_text())
+        except (OSError, UnicodeDecodeError, SettingsError) as error:
+            log.error("key file not read again", extra={"error": str(error)})
+        else:
+            log.info("key file read again", extra={"num_keys": len(self._keys)})

@@ -1,0 +1,36 @@
+"""GET /v1/models and /v1/models/{id}: what the tokenizers serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api_gateway.asgi import Call
+from api_gateway.clients import TextClients
+from protos.common_pb2 import ModelInfo
+
+
+class Models:
+    """Lists models; an empty list while no tokenizer is connected."""
+
+    def __init__(self, clients: TextClients) -> None:
+        self._clients = clients
+
+    async def list(self, call: Call) -> None:
+        shown = [model_object(info, info.id) for info in self._clients.models()]
+        await call.reply_json(200, {"object": "list", "data": shown})
+
+    async def get(self, call: Call) -> None:
+        """Answer for one id or alias; raises NotFound."""
+        name = call.params["id"]
+        await call.reply_json(200, model_object(await self._clients.model(name), name))
+
+
+def model_object(info: ModelInfo, name: str) -> dict[str, Any]:
+    """Return OpenAI's model object, with the longest context it can hold."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": info.created_s,
+        "owned_by": "millrace",
+        "max_model_len": info.max_model_len or None,
+    }

@@ -1,0 +1,80 @@
+"""What the line below must do for one HTTP request, and what a replay needs to do it again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from api_gateway.sessions import Choice, Mailbox
+from protos.tokenizer_pb2 import Resumed, TextRequest
+
+if TYPE_CHECKING:
+    from api_gateway.link import Link
+
+
+class Job:
+    """The `TextRequest`s of one HTTP request (one a prompt) and the choices they make.
+
+    `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts replays.
+    """
+
+    def __init__(
+        self, requests: Sequence[TextRequest], deadline_s: float | None = None, attempt: int = 0
+    ) -> None:
+        """`requests` lack their slots; `deadline_s` is on the monotonic clock."""
+        self.mailbox = Mailbox()
+        self.requests = requests
+        self.deadline_s = deadline_s
+        self.attempt = attempt
+        self.link: Link | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self.groups: list[list[Choice]] = []
+        index = 0
+        for prompt, request in enumerate(requests):
+            n = max(1, request.limits.n)
+            self.groups.append([Choice(self.mailbox, prompt, k, index + k) for k in range(n)])
+            index += n
+        self.choices = [choice for group in self.groups for choice in group]
+
+    @property
+    def model(self) -> str:
+        return self.requests[0].model
+
+    @property
+    def tenant(self) -> str:
+        return self.requests[0].limits.tenant
+
+    @property
+    def request_id(self) -> str:
+        return self.requests[0].request_id
+
+    @property
+    def unfinished(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.finish is None]
+
+    def first_requests(self) -> list[tuple[TextRequest, list[Choice]]]:
+        """Return what to send the first time: all choices of a prompt go together."""
+        return [
+            (self._copy(request), group)
+            for request, group in zip(self.requests, self.groups, strict=True)
+        ]
+
+    def replay_of(self, choice: Choice) -> TextRequest:
+        """Return what brings one choice to where it was and on from there."""
+        request = self._copy(self.requests[choice.prompt])
+        request.limits.n = 1
+        request.limits.first_choice = choice.number
+        request.attempt = self.attempt
+        held = Resumed(token_ids=bytes(choice.token_ids), text_bytes=choice.text_bytes)
+        request.resumed.append(held)
+        return request
+
+    def _copy(self, request: TextRequest) -> TextRequest:
+        """Return a copy whose deadline counts from now."""
+        copy = TextRequest()
+        copy.CopyFrom(request)
+        if self.deadline_s is not None:
+            copy.limits.deadline_ms = max(1, int((self.deadline_s - time.monotonic()) * 1000))
+        return copy

@@ -1,0 +1,123 @@
+"""One open stream to one tokenizer: what goes out is merged, what comes in is fanned out.
+
+Knows gRPC and slots. Does not reconnect and does not replay: `clients.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from api_gateway.job import Job
+from api_gateway.sessions import Choice, Demux
+from protos.common_pb2 import EngineState, ModelInfo, SessionOpened
+from protos.limits import MAX_U32
+from protos.tokenizer_pb2 import GatewayMessage, TextBatch, TextMessage, TextRequest
+
+StreamCall = Any  # grpc.aio.StreamStreamCall, whose stubs say nothing of its messages
+SLOT_LIMIT = MAX_U32 - 2**20
+MAX_MERGED_BYTES = 8 * 2**20
+
+
+class Breach(Exception):
+    """The peer sent what the protocol does not allow."""
+
+
+class Link:
+    """Lives as long as its stream. `jobs` run here; `states` is the last word of each engine."""
+
+    def __init__(
+        self,
+        address: str,
+        call: StreamCall,
+        opened: SessionOpened,
+        on_broken: Callable[[Job, list[Choice]], None],
+    ) -> None:
+        """`on_broken` is told the choices of a job that miss a part of their tokens."""
+        self.address = address
+        self.session = opened.session
+        self.models: list[ModelInfo] = list(opened.models)
+        self.states: dict[str, tuple[EngineState, float]] = {}
+        self.demux = Demux()
+        self.jobs: dict[Job, None] = {}
+        self._call = call
+        self._on_broken = on_broken
+        self._adds: deque[TextRequest] = deque()
+        self._aborts: list[int] = []
+        self._outgoing = asyncio.Event()
+
+    def serves(self, model: str) -> bool:
+        return any(model == info.id or model in info.aliases for info in self.models)
+
+    def is_ready(self, now_s: float, stale_s: float) -> bool:
+        """Return whether some engine behind it said lately that it is ready."""
+        return any(s.ready and now_s - heard_s <= stale_s for s, heard_s in self.states.values())
+
+    def send(self, request: TextRequest, choices: list[Choice]) -> None:
+        """Queue an add; its slots start at a new number."""
+        request.slot = self.demux.add(choices)
+        self._adds.append(request)
+        self._outgoing.set()
+
+    def abort(self, choices: list[Choice]) -> None:
+        """Free those that are live here and tell the tokenizer."""
+        for choice in choices:
+            if self.demux.remove(choice):
+                self._aborts.append(choice.slot)
+        if self._aborts:
+            self._outgoing.set()
+
+    async def converse(self) -> None:
+        """Pump both ways until the stream ends; raises grpc.RpcError, Breach or ValueError."""
+        writer = asyncio.create_task(self._write())
+        writer.add_done_callback(lambda _: self._call.cancel())
+        try:
+            while isinstance(message := await self._call.read(), TextMessage):
+                self._receive(message)
+        except asyncio.CancelledError:
+            if writer.done() and not writer.cancelled():
+                raise Breach(f"cannot send: {writer.exception()}") from None
+            raise
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while True:
+            await self._outgoing.wait()
+            while self._adds or self._aborts:
+                message = GatewayMessage(session=self.session, aborts=self._aborts)
+                self._aborts = []
+                size = 0
+                while self._adds and size < MAX_MERGED_BYTES:
+                    size += self._adds[0].ByteSize()
+                    message.adds.append(self._adds.popleft())
+                await self._call.write(message)
+            self._outgoing.clear()
+
+    def _receive(self, message: TextMessage) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "batch":
+            self._deliver(message.batch)
+        elif kind == "state":
+            self._note_state(message.state)
+        else:
+            raise Breach(f"unexpected message {kind!r}")
+
+    def _deliver(self, batch: TextBatch) -> None:
+        for broken in self.demux.deliver(batch):
+            job = next((job for job in self.jobs if broken in job.choices), None)
+            if job is not None:
+                self._aborts.append(broken.slot)
+                self._on_broken(job, [broken])
+        if self.demux.next_slot > SLOT_LIMIT:
+            raise Breach("slots of this stream are used up")
+
+    def _note_state(self, state: EngineState) -> None:
+        self.states[state.engine] = (state, time.monotonic())
+        if state.max_model_len:
+            for info in self.models:
+                info.max_model_len = state.max_model_len

@@ -1,0 +1,75 @@
+"""The socket of the public port. Gateways may share a port; with strangers they do not.
+
+SO_REUSEPORT alone would let a second stack, or any program of the same user, take half of the
+connections in silence: so a port that is taken must answer as a gateway before it is shared.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from http.client import HTTPConnection, HTTPException
+
+from api_gateway.health import SERVICE
+
+SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
+
+
+class PortTaken(Exception):
+    """Another program has the port."""
+
+
+def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
+    """Return a bound socket; raise PortTaken naming the port.
+
+    `user_timeout_s`: the kernel drops connections whose peer takes no data for this long.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    is_taken = port != 0 and not can_bind(family, address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if sys.platform == "linux":
+            timeout_ms = int(user_timeout_s * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        sock.bind(address)
+        if is_taken and not is_sibling(host, port):
+            raise PortTaken(f"port {port} on {host} is used by another program")
+    except OSError as error:
+        sock.close()
+        raise PortTaken(f"port {port} on {host} cannot be used: {error.strerror}") from error
+    except PortTaken:
+        sock.close()
+        raise
+    return sock
+
+
+def can_bind(family: int, address: tuple[object, ...]) -> bool:
+    """Return whether nobody at all has the address."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def is_sibling(host: str, port: int) -> bool:
+    """Return whether what listens there says that it is a gateway of ours."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    until = time.monotonic() + SIBLING_WAIT_S
+    while time.monotonic() < until:
+        connection = HTTPConnection(target, port, timeout=1)
+        try:
+            connection.request("GET", "/version")
+            return f'"service":"{SERVICE}"'.encode() in connection.getresponse().read(1000)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+    return False

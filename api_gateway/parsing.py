@@ -1,0 +1,108 @@
+"""Bytes of a body → a typed request; whatever is wrong becomes InvalidRequest naming the field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from api_gateway import unserved
+from api_gateway.schema import ChatRequest, CompletionRequest
+from common.errors import InvalidRequest
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
+_decode = msgspec.json.Decoder().decode
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_NAME_CHARS = 100
+
+
+def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
+    """Return the request in `body`; `is_lenient` ignores unknown top-level fields."""
+    raw = decode(body)
+    table = unserved.CHAT if cls is ChatRequest else unserved.COMPLETION
+    unserved.take_out(raw, table)
+    unknown = [name for name in raw if name not in cls.__struct_fields__]
+    for name in unknown:
+        if not is_lenient:
+            raise unknown_field(name, name)
+        del raw[name]
+    try:
+        return msgspec.convert(raw, cls)
+    except msgspec.ValidationError as error:
+        raise explained(str(error)) from error
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`."""
+    try:
+        raw = _decode(body)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        refuse(body, str(error))
+    if not isinstance(raw, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    return raw
+
+
+def refuse(body: bytes, why: str) -> NoReturn:
+    """Raise for a body that is no JSON, naming the field when a laxer reader can find it."""
+    param: str | None = None
+    try:
+        lax = json.loads(body.decode("utf-8", "surrogateescape"))
+        param = next(map(printable, offences(lax)), None)
+    except (ValueError, RecursionError):
+        pass  # not even nearly JSON: there is no field to name
+    where = f"{param}: " if param else ""
+    raise InvalidRequest(
+        f"{where}the body is not valid JSON: {why}", param=param, code="invalid_json"
+    )
+
+
+def offences(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of numbers that are not finite and of text that is not Unicode."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from offences(inner, join(path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from offences(inner, f"{path}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, str) and _SURROGATE.search(value):
+        yield path
+
+
+def explained(text: str) -> InvalidRequest:
+    """Turn msgspec's words into an error with the field's path as OpenAI writes it."""
+    at = _PATH.search(text)
+    path = str(at["path"]).lstrip(".").replace("[...]", "") if at else ""
+    if unknown := _UNKNOWN.match(text):
+        return unknown_field(unknown["name"], join(path, unknown["name"]))
+    if missing := _MISSING.match(text):
+        param = join(path, missing["name"])
+        return InvalidRequest(f"{param} is required", param=param, code="missing_field")
+    reason = text[: at.start()] if at else text
+    message = f"{path}: {reason}" if path else reason
+    return InvalidRequest(message, param=path or None, code="invalid_type")
+
+
+def unknown_field(name: str, path: str) -> InvalidRequest:
+    name, path = printable(name), printable(path)
+    return InvalidRequest(f"unknown field {name!r}", param=path, code="unknown_field")
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def printable(name: str) -> str:
+    """Return `name` fit for a reply: short, and without halves of characters."""
+    return name[:MAX_NAME_CHARS].encode("utf-8", "replace").decode()

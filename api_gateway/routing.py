@@ -1,0 +1,53 @@
+"""The table of routes. A route is closed to callers without a key unless it says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from api_gateway.asgi import Call
+from api_gateway.errors import MethodNotAllowed
+from common.errors import NotFound
+
+Endpoint = Callable[[Call], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method on one path; `{id}` in the path stands for one or more characters."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    is_public: bool = False
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """Return the path's parameters, or None when it is another path."""
+        before, parameter, after = self.path.partition("{id}")
+        if not parameter:
+            return {} if path == self.path else None
+        value = path.removeprefix(before).removesuffix(after)
+        is_ours = path == before + value + after and value
+        return {"id": value} if is_ours else None
+
+
+class Router:
+    """Finds the route of a call."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact = {(r.method, r.path): r for r in routes if "{id}" not in r.path}
+        self._routes = routes
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """Return route and parameters; raise NotFound or MethodNotAllowed."""
+        method = "GET" if method == "HEAD" else method
+        if (exact := self._exact.get((method, path))) is not None:
+            return exact, {}
+        matches = [(r, found) for r in self._routes if (found := r.match(path)) is not None]
+        for route, found in matches:
+            if route.method == method:
+                return route, found
+        if matches:
+            allowed = ",".join(sorted({route.method for route, _ in matches}))
+            raise MethodNotAllowed(f"this route answers {allowed}")
+        raise NotFound("no such route", code="route_not_found")

@@ -1,0 +1,204 @@
+"""One tokenizer session seen from its receiver: slots in, mailboxes out.
+
+Knows `TextBatch` and nothing of its transport: the gateway feeds a `Demux` from a gRPC stream, the
+offline interface from the text tier in its own process. One event loop owns all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from protos.common_pb2 import Finish
+from protos.tokenizer_pb2 import TextBatch, TextLogprobs
+
+
+class Mailbox:
+    """Collects the choices of one request that have news and wakes its one consumer once."""
+
+    __slots__ = ("_news", "_waiter", "alarm")
+
+    def __init__(self) -> None:
+        self._news: list[Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.alarm: str | None = None
+        """Why the consumer was woken without news; the consumer clears it."""
+
+    def post(self, choice: Choice) -> None:
+        if not choice.has_news:
+            choice.has_news = True
+            self._news.append(choice)
+        self._wake()
+
+    def ring(self, alarm: str) -> None:
+        """Wake the consumer for something that is no news of a choice; the first alarm stands."""
+        self.alarm = self.alarm or alarm
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> list[Choice]:
+        """Return the choices with news, waiting for some; may be empty after `ring`."""
+        if not self._news and self.alarm is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        news, self._news = self._news, []
+        for choice in news:
+            choice.has_news = False
+        return news
+
+
+class Choice:
+    """One token stream of a request: all that arrived, and what of it nobody has taken yet.
+
+    `token_ids` is a column; with `text_bytes` it is what a replay needs. `finish` is set once.
+    """
+
+    __slots__ = (
+        "finish",
+        "has_news",
+        "index",
+        "last_arrival_s",
+        "logprobs",
+        "mailbox",
+        "next_logprob",
+        "num_prompt_tokens",
+        "num_seen",
+        "number",
+        "prompt",
+        "slot",
+        "text_bytes",
+        "texts",
+        "token_ids",
+    )
+
+    def __init__(self, mailbox: Mailbox, prompt: int = 0, number: int = 0, index: int = 0) -> None:
+        """`number` counts the choices of one prompt, `index` those of the whole request."""
+        self.mailbox = mailbox
+        self.prompt = prompt
+        self.number = number
+        self.index = index
+        self.slot = -1
+        self.texts: list[str] = []
+        self.text_bytes = 0
+        self.token_ids = bytearray()
+        self.num_prompt_tokens = 0
+        self.logprobs: list[TextLogprobs] = []
+        self.next_logprob = 0
+        self.finish: Finish | None = None
+        self.has_news = False
+        self.last_arrival_s = 0.0
+        self.num_seen = 0  # tokens the consumer has noticed
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+    def take_text(self) -> str:
+        """Return the text that arrived since the last call."""
+        texts = self.texts
+        if len(texts) == 1:
+            return texts.pop()
+        text = "".join(texts)
+        texts.clear()
+        return text
+
+    def take_logprobs(self) -> list[TextLogprobs]:
+        """Return the logprobs that arrived since the last call."""
+        taken, self.logprobs = self.logprobs, []
+        return taken
+
+    def add(self, text_offset: int, text: str, token_offset: int, token_ids: bytes) -> bool:
+        """Take one entry, dropping what is already here; return False when a part is missing."""
+        held = len(self.token_ids)
+        if text_offset > self.text_bytes or token_offset * 4 > held:
+            return False
+        if text_offset < self.text_bytes:
+            text = text.encode()[self.text_bytes - text_offset :].decode()
+        if text:
+            self.texts.append(text)
+            self.text_bytes += len(text) if text.isascii() else len(text.encode())
+        self.token_ids += token_ids[held - token_offset * 4 :]
+        return True
+
+    def end(self, finish: Finish) -> None:
+        """Set the one terminal event and tell the consumer."""
+        if self.finish is None:
+            finish.num_prompt_tokens = finish.num_prompt_tokens or self.num_prompt_tokens
+            self.finish = finish
+            self.mailbox.post(self)
+
+
+class Demux:
+    """The slots of one session. A new connection gets a new Demux: that is the fencing."""
+
+    def __init__(self) -> None:
+        self.choices: dict[int, Choice] = {}
+        self.next_slot = 1
+
+    def add(self, choices: Iterable[Choice]) -> int:
+        """Give `choices` consecutive new slots; return the first."""
+        first = self.next_slot
+        for choice in choices:
+            choice.slot = self.next_slot
+            self.choices[choice.slot] = choice
+            self.next_slot += 1
+        return first
+
+    def remove(self, choice: Choice) -> bool:
+        """Forget a choice; return whether it was live here. What still comes for it is dropped."""
+        if self.choices.get(choice.slot) is not choice:
+            return False
+        del self.choices[choice.slot]
+        return True
+
+    def deliver(self, batch: TextBatch) -> list[Choice]:
+        """Fan `batch` out to the mailboxes; return the choices that miss something.
+
+        Those are forgotten here and wait for a replay. Raises ValueError on ragged columns.
+        """
+        choices = self.choices
+        for started in batch.started:
+            if (begun := choices.get(started.slot)) is not None:
+                begun.num_prompt_tokens = started.num_prompt_tokens
+        broken = self._deliver_columns(batch)
+        for row in batch.logprobs:
+            if (choice := choices.get(row.slot)) is not None:
+                self._deliver_logprobs(choice, row)
+        for finish in batch.finishes:
+            if (ended := choices.pop(finish.slot, None)) is not None:
+                ended.end(finish)
+        return broken
+
+    def _deliver_columns(self, batch: TextBatch) -> list[Choice]:
+        choices, broken = self.choices, []
+        token_ids, at = batch.token_ids, 0
+        columns = (batch.slots, batch.text_offsets, batch.counts, batch.token_offsets)
+        slots, offsets, counts, token_offsets = (memoryview(c).cast("I") for c in columns)
+        for slot, offset, text, count, token_offset in zip(
+            slots, offsets, batch.texts, counts, token_offsets, strict=True
+        ):
+            end = at + 4 * count
+            choice = choices.get(slot)
+            if choice is not None:
+                if choice.add(offset, text, token_offset, token_ids[at:end]):
+                    choice.mailbox.post(choice)
+                else:
+                    del choices[slot]
+                    broken.append(choice)
+            at = end
+        if at != len(token_ids):
+            raise ValueError(f"{len(token_ids)} bytes of token ids, the counts say {at}")
+        return broken
+
+    def _deliver_logprobs(self, choice: Choice, row: TextLogprobs) -> None:
+        """Keep a row unless a replay sends it a second time."""
+        if row.index >= choice.next_logprob:
+            choice.next_logprob = row.index + 1
+            choice.logprobs.append(row)
+            choice.mailbox.post(choice)

@@ -1,0 +1,177 @@
+// One page of chat. All text goes through textContent: nothing a model writes becomes HTML.
+// The key lives in its input field and nowhere else.
+
+const DEMO_MODEL = "millrace-demo";
+const $ = (id) => document.getElementById(id);
+
+const history = [];
+let model = null;
+let running = null; // {id, abort} of the answer that is being written
+
+function headers() {
+  const key = $("key").value.trim();
+  const fields = { "Content-Type": "application/json" };
+  return key ? { ...fields, Authorization: `Bearer ${key}` } : fields;
+}
+
+function show(kind, text) {
+  const line = document.createElement("div");
+  line.className = kind;
+  line.textContent = text;
+  $("log").append(line);
+  line.scrollIntoView({ block: "end" });
+  return line;
+}
+
+// The server's own words, whatever it answered.
+async function wordsOf(response) {
+  const body = await response.text();
+  try {
+    return JSON.parse(body).error.message;
+  } catch {
+    return `${response.status} ${body || response.statusText}`;
+  }
+}
+
+async function findModel() {
+  try {
+    const response = await fetch("/v1/models", { headers: headers() });
+    if (!response.ok) {
+      $("model").textContent = await wordsOf(response);
+      return;
+    }
+    const [first] = (await response.json()).data;
+    model = first ? first.id : null;
+    $("model").textContent = model ?? "no model is served yet";
+    $("note").hidden = model !== DEMO_MODEL;
+    $("note").textContent =
+      "This is the embedded demo model: a few million parameters that show the stack at work. " +
+      "It knows very little.";
+  } catch (error) {
+    $("model").textContent = `the gateway does not answer (${error.message})`;
+  }
+  if (!model) setTimeout(findModel, 2000);
+}
+
+// Yields {event, data} of an event stream; a part that ends in mid-event waits for the next.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (pending + value).split("\n\n");
+    pending = parts.pop();
+    for (const part of parts) {
+      const found = { event: "message", data: "" };
+      for (const line of part.split("\n")) {
+        if (line.startsWith("event: ")) found.event = line.slice(7);
+        if (line.startsWith("data: ")) found.data += line.slice(6);
+      }
+      if (found.data) yield found;
+    }
+  }
+}
+
+function request(id) {
+  const system = $("system").value.trim();
+  const body = {
+    model,
+    messages: system ? [{ role: "system", content: system }, ...history] : history,
+    stream: true,
+    stream_options: { include_usage: true },
+    request_id: id,
+  };
+  for (const name of ["temperature", "max_tokens"]) {
+    if ($(name).value !== "") body[name] = Number($(name).value);
+  }
+  return JSON.stringify(body);
+}
+
+function statsOf(event) {
+  const { usage, timings } = event;
+  const rate = timings ? `, ${timings.tokens_per_s.toFixed(1)} tokens/s` : "";
+  const first = timings ? `, first after ${timings.ttft_ms.toFixed(0)} ms` : "";
+  return `${usage.prompt_tokens} + ${usage.completion_tokens} tokens${first}${rate}`;
+}
+
+async function answer() {
+  const line = show("message assistant", "");
+  const own = { id: crypto.randomUUID?.() ?? `ui-${Date.now()}`, abort: new AbortController() };
+  running = own;
+  $("send").disabled = true;
+  $("stop").disabled = false;
+  let text = "";
+  try {
+    const response = await fetch("/v1/chat/completions", {
+      method: "POST", headers: headers(), body: request(own.id), signal: own.abort.signal,
+    });
+    if (!response.ok) throw new Error(await wordsOf(response));
+    for await (const { event, data } of events(response)) {
+      if (data === "[DONE]") break;
+      const chunk = JSON.parse(data);
+      if (event === "error") throw new Error(chunk.error.message);
+      text += chunk.choices[0]?.delta?.content ?? "";
+      line.textContent = text;
+      if (chunk.usage) show("stats", statsOf(chunk));
+      $("log").scrollTop = $("log").scrollHeight;
+    }
+  } catch (error) {
+    if (error.name === "AbortError") show("stats", "stopped");
+    else show("message error", error.message);
+  } finally {
+    if (running === own) {
+      if (text) history.push({ role: "assistant", content: text });
+      else history.pop(); // a question without an answer is asked again, not repeated
+      running = null;
+      $("send").disabled = false;
+      $("stop").disabled = true;
+    }
+    line.dataset.done = "";
+  }
+}
+
+function stop() {
+  if (!running) return;
+  const { id, abort } = running;
+  fetch(`/v1/requests/${encodeURIComponent(id)}/cancel`, { method: "POST", headers: headers() })
+    .catch((error) => show("message error", error.message))
+    .finally(() => abort.abort());
+}
+
+function send() {
+  const text = $("q").value.trim();
+  if (!text || running || !model) return;
+  $("q").value = "";
+  history.push({ role: "user", content: text });
+  show("message user", text);
+  answer();
+}
+
+function clear() {
+  stop();
+  running = null;
+  history.length = 0;
+  $("log").replaceChildren();
+  $("send").disabled = false;
+  $("stop").disabled = true;
+  $("q").focus();
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+$("q").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  }
+});
+$("stop").addEventListener("click", stop);
+$("clear").addEventListener("click", clear);
+$("key").addEventListener("change", findModel);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") stop();
+});
+findModel();

@@ -1,0 +1,84 @@
+"""Fields that clients of other servers may send and that we do not serve yet.
+
+A field we accept, we obey: each is accepted at the values that ask for nothing, and refused at
+every other. Serving one means taking it out of this table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.errors import InvalidRequest
+
+_NOTHING: tuple[Any, ...] = (None,)
+_OFF: tuple[Any, ...] = (None, False)
+_EMPTY: tuple[Any, ...] = (None, [], {})
+
+COMMON: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": _NOTHING,
+    "bad_words": _EMPTY,
+    "early_stopping": _OFF,
+    "grammar": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "logits_processors": _EMPTY,
+    "lora": _NOTHING,
+    "metadata": _EMPTY,
+    "prompt_logprobs": _NOTHING,
+    "response_format": (None, {"type": "text"}),
+    "return_progress": _OFF,
+    "samplers": _EMPTY,
+    "service_tier": (None, "auto", "default"),
+    "session_id": _NOTHING,
+    "spaces_between_special_tokens": (None, True),
+    "store": _OFF,
+    "structured_outputs": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "typical_p": (None, 1, 1.0),
+    "use_beam_search": _OFF,
+}
+CHAT: dict[str, tuple[Any, ...]] = {
+    **COMMON,
+    "add_special_tokens": _OFF,
+    "audio": _NOTHING,
+    "chat_template": _NOTHING,
+    "documents": _EMPTY,
+    "echo": _OFF,
+    "function_call": (None, "none"),
+    "functions": _EMPTY,
+    "include_reasoning": _NOTHING,
+    "modalities": (None, ["text"]),
+    "moderation": _NOTHING,
+    "parallel_tool_calls": (None, True, False),
+    "prediction": _NOTHING,
+    "prompt_cache_key": _NOTHING,
+    "prompt_cache_retention": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "safety_identifier": _NOTHING,
+    "tool_choice": (None, "none"),
+    "tools": _EMPTY,
+    "verbosity": (None, "medium"),
+    "web_search_options": _NOTHING,
+}
+COMPLETION: dict[str, tuple[Any, ...]] = {
+    **COMMON,
+    "add_special_tokens": (None, True),
+    "best_of": (None, 1),
+    "echo": _OFF,
+    "prompt_embeds": _NOTHING,
+    "suffix": (None, ""),
+}
+
+
+def take_out(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
+    """Remove the table's fields from `body`; raise InvalidRequest for one that asks for a thing."""
+    for name in table.keys() & body.keys():
+        value = body.pop(name)
+        if not any(type(value) is type(nothing) and value == nothing for nothing in table[name]):
+            raise InvalidRequest(
+                f"{name} is not supported yet", param=name, code="unsupported_parameter"
+            )

@@ -1,0 +1,81 @@
+"""One clock for all live requests: keep-alives, slow clients, deadlines, and the loop's own lag.
+
+A single task ticks four times a second, so that no token ever starts or stops a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from api_gateway.sessions import Mailbox
+
+TICK_S = 0.25
+DEADLINE_GRACE_S = 0.5  # the tiers below get the first word, with their figures
+GONE, IDLE, DEADLINE, SHUTDOWN, CANCELLED = "gone", "idle", "deadline", "shutdown", "cancelled"
+
+
+class Vigil:
+    """What the clock must know of one request. The reply keeps the first two up to date."""
+
+    __slots__ = ("deadline_s", "mailbox", "sending_since_s", "sent_s", "task", "was_slow")
+
+    def __init__(
+        self, mailbox: Mailbox, task: asyncio.Task[Any] | None, deadline_s: float | None
+    ) -> None:
+        self.sent_s = time.monotonic()
+        self.sending_since_s: float | None = None
+        self.mailbox = mailbox
+        self.task = task
+        self.deadline_s = deadline_s
+        self.was_slow = False
+
+
+class Watch:
+    """Rings the mailbox of a request when its time has come for something."""
+
+    def __init__(
+        self,
+        keep_alive_s: float,
+        slow_client_timeout_s: float,
+        on_lag: Callable[[float], None] = lambda lag_s: None,
+    ) -> None:
+        self._keep_alive_s = keep_alive_s
+        self._slow_client_timeout_s = slow_client_timeout_s
+        self._on_lag = on_lag
+        self._vigils: dict[Vigil, None] = {}
+
+    def add(self, vigil: Vigil) -> None:
+        self._vigils[vigil] = None
+
+    def remove(self, vigil: Vigil) -> None:
+        self._vigils.pop(vigil, None)
+
+    def end_all(self) -> None:
+        """Tell every live request that the process is about to go."""
+        for vigil in self._vigils:
+            vigil.mailbox.ring(SHUTDOWN)
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            due_s = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._on_lag(max(0.0, now - due_s))
+            self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Look at every live request once."""
+        for vigil in list(self._vigils):
+            since = vigil.sending_since_s
+            if since is not None:
+                if now - since >= self._slow_client_timeout_s and vigil.task is not None:
+                    vigil.was_slow = True
+                    vigil.task.cancel()
+            elif vigil.deadline_s is not None and now >= vigil.deadline_s + DEADLINE_GRACE_S:
+                vigil.mailbox.ring(DEADLINE)
+            elif now - vigil.sent_s >= self._keep_alive_s:
+                vigil.mailbox.ring(IDLE)

@@ -1,0 +1,89 @@
+"""A gateway in this process before a fake tokenizer; `served` puts it on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from api_gateway.__main__ import Gateway, configure
+from api_gateway.settings import Settings
+from tests.support.fake_tokenizer import FakeTokenizer, echo
+
+MakeClient = Callable[..., Awaitable[httpx.AsyncClient]]
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Let the loop turn until something that nobody announces has come about."""
+    async with asyncio.timeout(10):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeTokenizer]:
+    tokenizer = await FakeTokenizer(echo()).start()
+    yield tokenizer
+    await tokenizer.stop()
+
+
+@asynccontextmanager
+async def running(tokenizers: str, **settings: Any) -> AsyncIterator[Gateway]:
+    """A started gateway without a server."""
+    gateway = Gateway(Settings(tokenizers=tokenizers, **settings))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+@pytest.fixture
+async def gateway(fake: FakeTokenizer) -> AsyncIterator[Gateway]:
+    async with running(fake.address) as started:
+        await until(lambda: bool(started.clients.states()))
+        yield started
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """Calls the application without a port; replies come whole."""
+    async with in_process(gateway) as http:
+        yield http
+
+
+@asynccontextmanager
+async def in_process(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(gateway.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        yield http
+
+
+@asynccontextmanager
+async def serving(tokenizers: str, **settings: Any) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway behind real uvicorn on a free port; yields it and its URL."""
+    gateway = Gateway(Settings(tokenizers=tokenizers, **settings))
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(configure(gateway.app()))
+    task = asyncio.create_task(server._serve([sock]))
+    await until(lambda: server.started and bool(gateway.clients.states()))
+    try:
+        yield gateway, f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        gateway.watch.end_all()
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+async def served(fake: FakeTokenizer) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    async with AsyncExitStack() as stack:
+        gateway, url = await stack.enter_async_context(serving(fake.address))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+        yield gateway, http
