@@ -1,0 +1,80 @@
+"""`millrace <command>`: a table of commands, each a module with `add_arguments` and `run`.
+
+A command's module is imported only when it is called: `millrace down` needs no NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from millrace.errors import CommandError
+
+COMMANDS = {  # name: (module, what it does)
+    "up": ("millrace.commands.up", "start the stack on this machine"),
+    "down": ("millrace.commands.down", "stop it and leave nothing behind"),
+    "status": ("millrace.commands.status", "show what runs"),
+    "logs": ("millrace.commands.logs", "show what it writes"),
+    "chat": ("millrace.commands.chat", "talk to the running model in the terminal"),
+    "generate": ("millrace.commands.generate", "complete one prompt, without a server"),
+    "models": ("millrace.commands.models", "list the models that are served"),
+    "doctor": ("millrace.commands.doctor", "check this machine"),
+    "bench": ("bench.load", "measure a running server under load"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    _open_standard_streams()
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(importlib.import_module("importlib.metadata").version("millrace"))
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"millrace: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _run(argv[0], argv[1:])
+
+
+def usage() -> str:
+    """Return the list of commands."""
+    lines = [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: millrace <command> [options]", "", *lines])
+
+
+def _run(name: str, argv: list[str]) -> int:
+    path, what = COMMANDS[name]
+    module = importlib.import_module(path)
+    parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
+    module.add_arguments(parser)
+    try:
+        return int(module.run(parser.parse_args(argv)))
+    except CommandError as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at exit
+        return 141
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null where 0, 1 or 2 is closed: the next file opened would take its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

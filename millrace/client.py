@@ -1,0 +1,49 @@
+"""The seam under `AsyncLLM`: something that takes a TextRequest and gives back text.
+
+Two implementations stand: `in_process.InProcessClient` (no sockets) and `remote.RemoteClient` (gRPC
+to tokenizer services). Both give what the gateway would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos.common_pb2 import Finish
+from protos.tokenizer_pb2 import TextLogprobs, TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step means for one choice. The one with `finish` is the last of its choice."""
+
+    choice: int
+    """Position among the request's choices, from 0."""
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TextLogprobs] = ()
+    finish: Finish | None = None
+
+
+class EngineClient(Protocol):
+    """Belongs to one event loop. `close` ends whatever still runs."""
+
+    @property
+    def model(self) -> str:
+        """The served name that requests must carry."""
+
+    def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """Run one request (its slot is set here) until each of its choices has finished.
+
+        Closing the generator early ends the request. Errors come as a Finish, never raised.
+        """
+
+    def prompt_token_ids(self, request_id: str) -> list[int] | None:
+        """Return the prompt of a running request in ids, None when this client cannot know."""
+
+    async def cancel(self, request_id: str) -> int:
+        """End the live requests of exactly this id; return how many there were."""
+
+    async def close(self) -> None:
+        """End all requests and release everything."""

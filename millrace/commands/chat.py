@@ -1,0 +1,75 @@
+"""`millrace chat`: a conversation in the terminal. Ctrl-C stops an answer, /exit leaves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from millrace.errors import CommandError
+from millrace.http import Server
+from millrace.project import add_server_arguments, server
+
+HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `chat`."""
+    option = parser.add_argument
+    option("--model", metavar="NAME", help="served name (default: the first one)")
+    option("--system", metavar="TEXT", help="instructions that stand first")
+    option("--max-tokens", type=int, metavar="N")
+    option("--temperature", type=float)
+    option("--seed", type=int)
+    add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until /exit or the end of the input; return the exit status."""
+    there = server(args)
+    body = _options(args, there)
+    history: list[dict[str, str]] = []
+    if sys.stdin.isatty():
+        print(f"{body['model']} at {there.url}; {HELP}")
+    while (line := _question()) not in (None, "/exit", "/quit"):
+        if line == "/clear":
+            history.clear()
+        elif line:
+            history.append({"role": "user", "content": line})
+            _answer(there, body, args.system, history)
+    return 0
+
+
+def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:
+    given = {name: getattr(args, name) for name in ("max_tokens", "temperature", "seed")}
+    model = args.model or there.get("/v1/models")["data"][0]["id"]
+    return {"model": model, "stream": True, **{k: v for k, v in given.items() if v is not None}}
+
+
+def _question() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _answer(
+    there: Server, body: dict[str, Any], system: str | None, history: list[dict[str, str]]
+) -> None:
+    """Stream one answer to the terminal and add it to `history`, as far as it came."""
+    first = [{"role": "system", "content": system}] if system else []
+    events = there.events("/v1/chat/completions", {**body, "messages": [*first, *history]})
+    said: list[str] = []
+    try:
+        for event in events:
+            for choice in event["choices"]:
+                said.append(choice["delta"].get("content") or "")
+                print(said[-1], end="", flush=True)
+        print()
+    except KeyboardInterrupt:
+        print(" [stopped]")
+    except CommandError as error:
+        print(f"\n[{error}]")
+    finally:
+        events.close()  # ends the connection, and with it the request
+    history.append({"role": "assistant", "content": "".join(said)})

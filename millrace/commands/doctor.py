@@ -1,0 +1,151 @@
+"""`millrace doctor`: what this machine has and lacks, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from millrace.errors import CommandError
+from millrace.processes import is_listening, listener
+from millrace.project import DEMO_MODEL, check_model_folder, project
+from millrace.project import add_arguments as add_project_arguments
+
+Level = Literal["ok", "warn", "fail"]
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_bf16": "AMX",
+}
+NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2", "starlette",
+          "uvicorn", "orjson", "prometheus-client", "pyyaml")  # fmt: skip
+MIN_MEMORY_GIB = 1.0
+
+
+class Finding(NamedTuple):
+    level: Level
+    subject: str
+    text: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `doctor`."""
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, metavar="DIR")
+    parser.add_argument("--port", type=int, default=8000)
+    add_project_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print all findings; return 1 when one of them is a failure."""
+    findings = [*machine(), *software(), *gpu(), model(args.model), port(args)]
+    findings.append(writable(project(args).state.folder))
+    for finding in findings:
+        print(f"{finding.level:<5} {finding.subject:<10} {finding.text}")
+    return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def machine() -> Iterator[Finding]:
+    """Look at the system, cores, memory and instruction sets."""
+    linux = sys.platform == "linux"
+    yield Finding("ok" if linux else "fail", "system", sys.platform)
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
+    yield Finding("ok", "cores", f"{cores} usable of {os.cpu_count()}")
+    if not linux:
+        return
+    memory = _memory_gib()
+    level: Level = "ok" if memory >= MIN_MEMORY_GIB else "warn"
+    yield Finding(level, "memory", f"{memory:.1f} GiB available")
+    flags = set(_field("/proc/cpuinfo", "flags").split())
+    have = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
+    yield Finding("ok" if have else "warn", "cpu", ", ".join(have) or "no AVX2: slow")
+
+
+def _memory_gib() -> float:
+    return int(_field("/proc/meminfo", "MemAvailable").split()[0]) / 2**20
+
+
+def _field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def software() -> Iterator[Finding]:
+    """Look at Python, the packages of all tiers, and a compiler."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok" if sys.version_info >= (3, 11) else "fail", "python", version)
+    found = {name: _version(name) for name in NEEDED}
+    missing = [name for name, have in found.items() if have is None]
+    if missing:
+        yield Finding("fail", "packages", f"missing: {', '.join(missing)}; run: make setup")
+    else:
+        yield Finding("ok", "packages", ", ".join(f"{n} {v}" for n, v in found.items()))
+    compiler = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    text = compiler or "none: the CPU kernels fall back to NumPy"
+    yield Finding("ok" if compiler else "warn", "compiler", text)
+    headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    yield Finding("ok", "millrace", f"{_version('millrace')}, Python headers: {headers}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gpu() -> Iterator[Finding]:
+    """Look for an NVIDIA GPU and for CuPy; neither is needed on the CPU."""
+    devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    cupy = importlib.util.find_spec("cupy") is not None
+    if not devices:
+        yield Finding("ok", "gpu", f"none; CuPy {'is' if cupy else 'is not'} installed")
+        return
+    level: Level = "ok" if cupy else "warn"
+    hint = "" if cupy else "; CuPy is missing: pip install 'millrace[gpu]'"
+    yield Finding(level, "gpu", f"{len(devices)} NVIDIA device(s){hint}")
+
+
+def model(folder: Path) -> Finding:
+    """Look at the files of a model folder."""
+    try:
+        check_model_folder(folder)
+    except CommandError as error:
+        return Finding("fail", "model", str(error))
+    if not any(folder.glob("*.safetensors")):
+        return Finding("fail", "model", f"{folder} has no *.safetensors")
+    if not (folder / "tokenizer.json").exists():
+        return Finding("warn", "model", f"{folder} has no tokenizer.json: token ids only")
+    return Finding("ok", "model", str(folder))
+
+
+def port(args: argparse.Namespace) -> Finding:
+    """Look whether the API's port is free, or ours."""
+    if not is_listening("127.0.0.1", args.port):
+        return Finding("ok", "port", f"{args.port} is free")
+    owner = listener(args.port)
+    by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
+    run = project(args).state.running()
+    ours = run is not None and run.url.endswith(f":{args.port}")
+    return Finding("ok" if ours else "warn", "port", f"{args.port} is in use{by}")
+
+
+def writable(folder: Path) -> Finding:
+    """Try to write where the runner keeps its state."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return Finding("ok", "state", f"{folder} can be written")
+    except OSError as error:
+        return Finding("fail", "state", f"{folder} cannot be written: {error.strerror}")

@@ -1,0 +1,65 @@
+"""`millrace down`: stops the stack and makes sure that nothing of it is left."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+from millrace import child
+from millrace.errors import CommandError
+from millrace.processes import is_alive, is_listening, send
+from millrace.project import add_arguments as add_project_arguments
+from millrace.project import project
+from millrace.state import RunState, StateFolder
+
+GRACE_S = 60.0
+POLL_S = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `down`."""
+    add_project_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stop what runs; return the exit status."""
+    state = project(args).state
+    run = state.read()
+    if run is None:
+        print("millrace: nothing is running")
+        return 0
+    stop(run)
+    killed = child.kill_marked(run.run)
+    _check_ports(run)
+    _forget(state)
+    print(f"millrace: stopped{f' ({killed} processes had to be killed)' if killed else ''}")
+    return 0
+
+
+def stop(run: RunState) -> None:
+    """End the runner, which ends its replicas; kill it when it takes too long."""
+    send(run.runner, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while is_alive(run.runner):
+        if time.monotonic() > deadline:
+            send(run.runner, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _forget(state: StateFolder) -> None:
+    """Drop the state, unless a new runner has taken the lock meanwhile."""
+    lock = state.lock()
+    if lock is not None:
+        state.forget()
+        os.close(lock)
+
+
+def _check_ports(run: RunState) -> None:
+    ports = {port for replica in run.replicas for port in replica.ports.values()}
+    deadline = time.monotonic() + 2.0
+    while taken := sorted(port for port in ports if is_listening("127.0.0.1", port)):
+        if time.monotonic() > deadline:
+            raise CommandError(f"all processes are gone, yet these ports are taken: {taken}")
+        time.sleep(POLL_S)

@@ -1,0 +1,50 @@
+"""`millrace generate`: completes one prompt in this process, streaming it to standard output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from common.errors import ServiceError
+from millrace.errors import CommandError
+from millrace.llm import LLM
+from millrace.params import SamplingParams
+from millrace.prompts import Prompt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `generate`."""
+    option = parser.add_argument
+    option("prompt", help="the text to go on with; - reads standard input")
+    option("--chat", action="store_true", help="the prompt is a message, not a beginning")
+    option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
+    option("--device", choices=["cpu", "cuda"], default="cpu")
+    option("--dtype", default="auto")
+    option("--kv-cache-memory", metavar="SIZE")
+    option("--max-tokens", type=int, default=256, metavar="N")
+    option("--temperature", type=float)
+    option("--seed", type=int)
+    option("--stop", action="append", default=[], metavar="TEXT")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer as it comes; return the exit status."""
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
+    try:
+        params = SamplingParams(
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            stop=args.stop,
+        )
+        with LLM(
+            args.model, device=args.device, dtype=args.dtype, kv_cache_memory=args.kv_cache_memory
+        ) as llm:
+            for delta in llm.stream(prompt, params):
+                print(delta.outputs[0].text, end="", flush=True)
+    except ServiceError as error:
+        raise CommandError(error.message) from error
+    print()
+    return 0

@@ -1,0 +1,78 @@
+"""`millrace logs`: the output of all processes, as the runner has collected it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from millrace.console import coloured, is_terminal, tail
+from millrace.errors import CommandError
+from millrace.project import add_arguments as add_project_arguments
+from millrace.project import project
+from millrace.state import StateFolder
+
+POLL_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `logs`."""
+    parser.add_argument("services", nargs="*", help="only these services or replicas")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the stack stops")
+    parser.add_argument("-n", "--lines", type=int, default=200, help="how many to begin with")
+    add_project_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the last lines, and with --follow the next ones; return the exit status."""
+    state = project(args).state
+    if not state.log.exists():
+        raise CommandError("there are no logs here; start it with: millrace up")
+    show = coloured if is_terminal() else str
+    for line in _lines(state, args):
+        if _wanted(line, args.services):
+            print(show(line), flush=True)
+    return 0
+
+
+def _lines(state: StateFolder, args: argparse.Namespace) -> Iterator[str]:
+    if not args.follow:
+        yield from tail(state.log, args.lines)
+        return
+    yield from follow(state, args.lines)
+
+
+def _wanted(line: str, services: list[str]) -> bool:
+    name = line.partition(" | ")[0].strip()
+    return not services or name in services or name.rpartition("-")[0] in services
+
+
+def follow(state: StateFolder, num_lines: int) -> Iterator[str]:
+    """Yield the last lines and then every new one, until the stack stops."""
+    yield from tail(state.log, num_lines)
+    file = state.log.open(errors="replace")
+    file.seek(0, 2)
+    partial = ""
+    while True:
+        alive = state.running() is not None  # asked first: what it wrote last is still read
+        while chunk := file.readline():
+            partial += chunk
+            if partial.endswith("\n"):
+                yield partial[:-1]
+                partial = ""
+        if not alive:
+            file.close()
+            return
+        if _replaced(file.fileno(), state.log):
+            file.close()
+            file = state.log.open(errors="replace")
+        time.sleep(POLL_S)
+
+
+def _replaced(descriptor: int, path: Path) -> bool:
+    """Tell whether the log was rotated since it was opened."""
+    try:
+        return path.stat().st_ino != Path(f"/proc/self/fd/{descriptor}").stat().st_ino
+    except FileNotFoundError:
+        return False

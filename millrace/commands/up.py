@@ -1,0 +1,222 @@
+"""`millrace up`: runs docker-compose.yml as processes of this machine, until Ctrl-C or `down`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from common.settings import inherited
+from millrace import child, compose
+from millrace.errors import CommandError
+from millrace.placement import LOOPBACK, place
+from millrace.processes import free_port, is_alive, is_listening, listener
+from millrace.project import DEMO_MODEL, DEMO_NAME, Project, check_model_folder, project
+from millrace.project import add_arguments as add_project_arguments
+from millrace.runner import Plan, Runner, in_background
+from millrace.state import StateFolder
+
+VARIABLES = {  # option: variable of docker-compose.yml
+    "model": "MODEL",
+    "served_model_name": "SERVED_MODEL_NAME",
+    "device": "DEVICE",
+    "dtype": "DTYPE",
+    "host": "LISTEN_HOST",
+    "port": "PORT",
+    "max_model_len": "MAX_MODEL_LEN",
+    "kv_cache_memory": "KV_CACHE_MEMORY",
+    "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
+    "api_key_file": "API_KEY_FILE",
+    "log_level": "LOG_LEVEL",
+}
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+SCALES = {"gateways": "api-gateway", "tokenizers": "tokenizer-service", "workers": "worker"}
+MODEL_TARGET = "/model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `up`."""
+    option = parser.add_argument
+    option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
+    option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
+    option("--device", choices=["cpu", "cuda"], help="where the model runs (default: cpu)")
+    option(
+        "--dtype", type=_dtype, help="weights and arithmetic: auto, bf16, f16, f32 (default: auto)"
+    )
+    option("--quantization", choices=["none", "int8", "int4"], default="none")
+    option("--host", metavar="IP", help="interface to listen on (default: 127.0.0.1)")
+    option("--port", type=int, help="port of the API (default: 8000)")
+    option("--gateways", type=_count, metavar="G", help="processes of the gateway")
+    option("--tokenizers", type=_count, metavar="T", help="processes of the text tier")
+    option("--workers", type=_count, metavar="W", help="processes that compute")
+    option("--tensor-parallel-size", type=_count, metavar="N", help="workers per replica")
+    option("--max-model-len", type=_count, metavar="L", help="longest sequence in tokens")
+    option("--kv-cache-memory", metavar="SIZE", help="KV cache of one worker, e.g. 2GiB")
+    option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
+    option("--log-level", choices=["debug", "info", "warning", "error"])
+    option("--ready-timeout", type=float, default=120.0, metavar="S", help="give up after")
+    option("--detach", action="store_true", help="return when ready, leave it running")
+    add_project_arguments(parser)
+
+
+def _dtype(text: str) -> str:
+    return DTYPES.get(text, text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the stack; return the exit status."""
+    which = project(args)
+    variables = chosen_variables(args)
+    _refuse(args, variables)
+    if args.detach:
+        return in_background(lambda detach: _run(args, which, variables, detach))
+    return _run(args, which, variables, None)
+
+
+def _run(
+    args: argparse.Namespace,
+    which: Project,
+    variables: dict[str, str],
+    detach: Callable[[], None] | None,
+) -> int:
+    """Hold the lock and run; `detach` is called once ready, when in the background."""
+    lock = which.state.lock()
+    if lock is None:
+        raise CommandError(_already(which.state))
+    clean_up(which.state)
+    plan = make_plan(args, which.file, variables)
+
+    def on_ready() -> None:
+        print(banner(plan, detached=detach is not None, key=args.api_key_file), flush=True)
+        if detach is not None:
+            detach()
+
+    runner = Runner(plan, which.state, report=_report, echo=detach is None)
+    status = asyncio.run(runner.run(on_ready))
+    os.close(lock)
+    return status
+
+
+def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
+    """Return the environment with the options laid over it."""
+    variables = inherited({})
+    for option, name in VARIABLES.items():
+        value = getattr(args, option)
+        if value is not None:
+            path = isinstance(value, Path)
+            variables[name] = str(value.resolve()) if path else str(value)
+    folder = variables.get("MODEL")
+    name = Path(folder).resolve().name if folder else DEMO_NAME
+    return {**variables, "SERVED_MODEL_NAME": variables.get("SERVED_MODEL_NAME") or name}
+
+
+def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
+    if args.quantization != "none":
+        raise CommandError(f"--quantization {args.quantization} does not exist yet; leave it out")
+    if args.workers and args.workers % (args.tensor_parallel_size or 1):
+        raise CommandError("--workers must be a multiple of --tensor-parallel-size")
+    if variables.get("DEVICE", "cpu") != "cpu":
+        raise CommandError(f"device {variables['DEVICE']} does not exist yet; use --device cpu")
+
+
+def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -> Plan:
+    """Read the file and give every replica its ports; raise CommandError when it cannot run."""
+    file = compose.load(path, variables, frozenset())
+    for service in file.services.values():
+        for mount in service.volumes:
+            _check_source(file.root / mount.source, mount.target)
+    scales = {SCALES[option]: getattr(args, option) for option in SCALES if getattr(args, option)}
+    for option, name in SCALES.items():
+        if name in scales and name not in file.services:
+            raise CommandError(f"--{option}: there is no active service {name}")
+    published = [
+        address for service in file.services.values() for address in service.published().values()
+    ]
+    if not published:
+        raise CommandError(f"{path}: no service publishes a port")
+    for host, port in published:
+        _check_port(host, port)
+    host, port = published[0]
+    return Plan(
+        replicas=place(file, scales, _distinct_ports()),
+        root=file.root,
+        url=f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}",
+        model=variables["SERVED_MODEL_NAME"],
+        ready_timeout_s=args.ready_timeout,
+    )
+
+
+def _distinct_ports() -> Callable[[], int]:
+    taken: set[int] = set()
+
+    def pick() -> int:
+        port = free_port()
+        while port in taken:
+            port = free_port()
+        taken.add(port)
+        return port
+
+    return pick
+
+
+def _check_source(source: Path, target: str) -> None:
+    if target == MODEL_TARGET:
+        if source.resolve() == DEMO_MODEL.resolve() and not (source / "config.json").exists():
+            raise CommandError("the demo model is not here; give a folder: --model DIR")
+        check_model_folder(source)
+    elif not source.exists():
+        raise CommandError(f"{source} does not exist")
+
+
+def _check_port(host: str, port: int) -> None:
+    if not is_listening(host, port):
+        return
+    owner = listener(port)
+    by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
+    free = next((p for p in range(port + 1, port + 100) if not is_listening(host, p)), 0)
+    raise CommandError(f"port {port} is in use{by}; use PORT={free} (--port {free})")
+
+
+def _already(state: StateFolder) -> str:
+    run = state.running()
+    where = f" at {run.url} (pid {run.runner.pid})" if run else ""
+    return f"already running{where}; stop it with: millrace down"
+
+
+def clean_up(state: StateFolder) -> None:
+    """End what a killed runner has left. Call with the lock held."""
+    old = state.read()
+    if old is not None and not is_alive(old.runner):
+        child.kill_marked(old.run)
+        state.forget()
+
+
+def _report(text: str) -> None:
+    print(f"millrace: {text}", flush=True)
+
+
+def banner(plan: Plan, detached: bool, key: Path | None) -> str:
+    """Return what a newcomer needs next."""
+    shown_key = f"$(head -1 {key})" if key else "none"
+    auth = f' -H "Authorization: Bearer {shown_key}"' if key else ""
+    stop = "millrace down (or: make down)" if detached else "Ctrl-C"
+    body = (
+        f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
+    )
+    return f"""
+  Millrace is ready at {plan.url} with the model {plan.model}
+
+    curl -N {plan.url}/v1/chat/completions -H 'Content-Type: application/json'{auth} \\
+      -d '{body}'
+    export OPENAI_BASE_URL={plan.url}/v1 OPENAI_API_KEY={shown_key}
+
+  Stop it with {stop}.
+"""

@@ -1,0 +1,207 @@
+"""The engine in a thread of this process: the same loop, scheduler and runner as on a server.
+
+`Bridge` has two faces: towards the engine's thread it is the front, towards the text tier's event
+loop it is an engine. A step that fails costs the sequences of that step's life, not the model: a
+fresh scheduler and a fresh KV cache take over, and the text tier replays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from engine_core import translate
+from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.scheduling.scheduler import Scheduler
+from protos import worker as wire
+from protos.common_pb2 import EngineState
+from protos.engine_pb2 import GenerateRequest
+from tokenizer_service.pipeline import TextPipeline
+from worker.build import LoadedModel
+from worker.model_runner import ModelRunner
+from worker.warm_up import warm_up
+
+log = logging.getLogger(__name__)
+
+SESSION = 1
+MAX_NUM_SEQS = 64
+MAX_NUM_BATCHED_TOKENS = 2048
+MAX_WAITING = 1_000_000
+"""In one process the caller bounds what it asks for."""
+JOIN_TIMEOUT_S = 60.0
+
+
+class Bridge:
+    """Messages between the two threads. Implements FrontLink and EngineLink."""
+
+    name = "in-process"
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        state: EngineState,
+        deliver: Callable[[Bridge, wire.ToFront], None],
+        on_add: Callable[[GenerateRequest], None],
+    ) -> None:
+        self.state: EngineState | None = state
+        self._on_add = on_add
+        self._loop = loop
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[wire.ToScheduler] = queue.SimpleQueue()
+
+    # ── the engine's thread ──────────────────────────────────────────────────────────────────
+
+    def receive(self, timeout_s: float) -> list[wire.ToScheduler]:
+        """Return all messages that are there, waiting up to `timeout_s` for the first."""
+        if self._loop.is_closed():  # and nobody has closed us: then nobody reads us either
+            return [wire.Shutdown()]
+        found: list[wire.ToScheduler] = []
+        try:
+            found.append(self._inbox.get(block=timeout_s > 0, timeout=timeout_s or None))
+            while True:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return found
+
+    def send(self, message: wire.ToFront) -> None:
+        self.call(self._deliver, self, message)
+
+    def call(self, what: Callable[..., None], *arguments: object) -> None:
+        """Call `what` on the event loop, if there still is one."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    # ── the text tier's event loop ───────────────────────────────────────────────────────────
+
+    def add(self, request: GenerateRequest) -> None:
+        self._on_add(request)
+        self._inbox.put(translate.to_add(SESSION, request))
+
+    def abort(self, slot: int) -> None:
+        self._inbox.put(wire.Abort(SESSION, slot))
+
+    def stop(self, slot: int, num_output_tokens: int) -> None:
+        self._inbox.put(wire.StopAt(SESSION, slot, num_output_tokens))
+
+    def shut_down(self) -> None:
+        self._inbox.put(wire.Shutdown())
+
+
+class InlineWorker:
+    """A ModelRunner as the one worker of a replica."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
+        """Compute one step here and now."""
+        try:
+            return self._runner.execute(plan)
+        except Exception as error:  # whatever it was, rows and cache are no longer trusted
+            raise WorkerLost(f"step {plan.step_id} failed: {error!r}") from error
+
+
+class EngineThread:
+    """Keeps one engine attached to `pipeline`. Its methods belong to the pipeline's event loop."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_cache_bytes: int,
+        max_model_len: int | None,
+        pipeline: TextPipeline,
+        on_add: Callable[[GenerateRequest], None],
+    ) -> None:
+        """`on_add` sees every request that goes to the engine."""
+        self._on_add = on_add
+        self._loaded = loaded
+        self._facts = loaded.facts(kv_cache_bytes)
+        self._max_model_len = max_model_len or self._facts.max_position_embeddings
+        self._pipeline = pipeline
+        self._bridge: Bridge | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to compute and tell the pipeline."""
+        facts = self._facts
+        scheduler = Scheduler(
+            num_blocks=facts.max_blocks,
+            block_size=facts.block_size,
+            vocab_size=facts.vocab_size,
+            max_model_len=self._max_model_len,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            max_waiting=MAX_WAITING,
+        )
+        state = EngineState(
+            engine=Bridge.name,
+            ready=True,
+            num_blocks=facts.max_blocks,
+            block_size=facts.block_size,
+            max_model_len=scheduler.max_model_len,
+            vocab_size=facts.vocab_size,
+            fingerprint=facts.fingerprint,
+            num_replicas=1,
+        )
+        bridge = Bridge(asyncio.get_running_loop(), state, self._deliver, self._on_add)
+        runner = self._loaded.runner(facts.max_blocks)
+        warm_up(runner)
+        engine = EngineLoop(scheduler, InlineWorker(runner), bridge, time.monotonic)
+        self._bridge, self._ended = bridge, asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(engine, bridge, self._ended.set), name="engine", daemon=True
+        )
+        self._thread.start()
+        self._pipeline.attach_engine(bridge)
+        self._pipeline.on_state(bridge)
+
+    async def stop(self) -> None:
+        """End the thread after the step in flight."""
+        if self._bridge is None or self._thread is None:
+            return
+        bridge, self._bridge = self._bridge, None
+        self._pipeline.detach_engine(bridge)
+        bridge.shut_down()
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            await self._ended.wait()
+        self._thread.join()  # it is past its last line
+
+    @staticmethod
+    def _run(engine: EngineLoop, bridge: Bridge, on_end: Callable[[], None]) -> None:
+        try:
+            engine.run()
+        except WorkerLost as error:
+            bridge.send(wire.ReplicaLost(str(error)))
+        except Exception as error:
+            log.exception("the engine failed")
+            bridge.send(wire.ReplicaLost(repr(error)))
+        finally:
+            bridge.call(on_end)
+
+    def _deliver(self, bridge: Bridge, message: wire.ToFront) -> None:
+        """Take a message of the engine, on the event loop."""
+        if bridge is not self._bridge:
+            return  # said by an engine that is gone
+        if isinstance(message, wire.StepOutput):
+            for output in message.sessions:
+                batch = translate.to_batch(message.step_id, message.timestamp_ns, output)
+                self._pipeline.on_tokens(bridge, batch)
+        elif isinstance(message, wire.SchedulerState):
+            self._tell(bridge, message)
+        elif isinstance(message, wire.ReplicaLost):
+            log.error("the engine starts again", extra={"reason": message.reason})
+            self._pipeline.detach_engine(bridge)
+            self.start()
+
+    def _tell(self, bridge: Bridge, message: wire.SchedulerState) -> None:
+        assert bridge.state is not None
+        bridge.state.num_waiting = message.num_waiting
+        bridge.state.num_running = message.num_running
+        used = message.num_blocks - message.num_free_blocks
+        bridge.state.kv_usage = used / max(1, message.num_blocks)
+        self._pipeline.on_state(bridge)

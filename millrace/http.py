@@ -1,0 +1,78 @@
+"""The few HTTP calls of the command line: plain JSON, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from common.settings import inherited
+from millrace.errors import CommandError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Server:
+    """An OpenAI-compatible server at `url` (with or without /v1); each call is a connection."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        key = api_key or inherited({}).get("OPENAI_API_KEY")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def get(self, path: str) -> Any:
+        """Return the JSON of one GET; raise CommandError with what the server says."""
+        with closing(self._connect()) as connection:
+            return msgspec.json.decode(self._reply(connection, "GET", path, None).read())
+
+    def events(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
+        """POST `body` and yield the JSON of every event; closing the iterator ends the request."""
+        with closing(self._connect()) as connection:
+            reply = self._reply(connection, "POST", path, msgspec.json.encode(body))
+            for line in reply:
+                event = line.strip().removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or event == b"[DONE]":
+                    continue
+                decoded = msgspec.json.decode(event)
+                if "error" in decoded:
+                    raise CommandError(decoded["error"].get("message", "the server failed"))
+                yield decoded
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise CommandError(f"{self.url!r} is not an http:// or https:// address")
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(parts.netloc, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise CommandError(f"no answer from {self.url}: {error}") from error
+        connection.sock.settimeout(None)  # an answer may take its time
+        return connection
+
+    def _reply(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, urlsplit(self.url).path + path, body, self._headers)
+            reply = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise CommandError(f"{self.url}{path}: {error}") from error
+        if reply.status != 200:
+            raise CommandError(f"{self.url}{path}: {reply.status} {_message(reply.read())}")
+        return reply
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

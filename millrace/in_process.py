@@ -1,0 +1,129 @@
+"""InProcessClient: text tier, engine and worker in this process, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from api_gateway.sessions import Choice, Demux, Mailbox
+from common.errors import InvalidRequest
+from millrace.client import Piece
+from millrace.engine_thread import EngineThread
+from millrace.errors import CommandError
+from millrace.pieces import Taker
+from millrace.project import DEMO_MODEL, DEMO_NAME, check_model_folder
+from protos.common_pb2 import ABORTED, Finish
+from protos.engine_pb2 import GenerateRequest
+from protos.tokenizer_pb2 import TextBatch, TextRequest
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.model_folder import ModelFolderError as TextFolderError
+from tokenizer_service.pipeline import TextPipeline
+from tokenizer_service.text_model import TextModel, load_text_model
+from worker.build import LoadedModel, load_model
+from worker.errors import ModelFolderError as WeightFolderError
+from worker.memory import default_kv_cache_bytes, parse_size
+
+log = logging.getLogger(__name__)
+MAX_PENDING = 1_000_000
+
+
+class InProcessClient:
+    """One model. Implements EngineClient; make it with `open_in_process`."""
+
+    def __init__(
+        self,
+        text: TextModel,
+        loaded: LoadedModel,
+        metrics: TokenizerMetrics,
+        kv_cache_bytes: int,
+        max_model_len: int | None,
+    ) -> None:
+        self.model = text.folder.name
+        self._text = text
+        pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)
+        self._engine = EngineThread(loaded, kv_cache_bytes, max_model_len, pipeline, self._note)
+        self._engine.start()
+        self._prompts: dict[str, list[int]] = {}
+        self._demux = Demux()
+        self._session = pipeline.open_session(self._take)
+        self._is_closed = False
+
+    async def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """Run one request until each of its choices has finished."""
+        mailbox = Mailbox()
+        choices = [Choice(mailbox, number=number) for number in range(max(1, request.limits.n))]
+        taker = Taker(choices)
+        request.slot = self._demux.add(choices)
+        try:
+            self._pipeline.submit(self._session, request)
+            while taker.num_open:
+                for piece in taker.take(await mailbox.wait()):
+                    yield piece
+        finally:
+            self._prompts.pop(request.request_id, None)
+            for choice in choices:
+                if self._demux.remove(choice):
+                    self._pipeline.abort(self._session, choice.slot)
+
+    def prompt_token_ids(self, request_id: str) -> list[int] | None:
+        """Return the prompt of a running request in ids."""
+        return self._prompts.get(request_id)
+
+    async def cancel(self, request_id: str) -> int:
+        """End the live requests of exactly this id; return how many there were."""
+        return self._pipeline.cancel(request_id, "")
+
+    async def close(self) -> None:
+        """End all requests, then the threads and the template's process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._pipeline.close_session(self._session)
+        for choice in list(self._demux.choices.values()):
+            choice.end(Finish(reason=ABORTED))
+        await self._engine.stop()
+        await self._text.close()
+
+    def _note(self, request: GenerateRequest) -> None:
+        self._prompts[request.request_id] = list(memoryview(request.prompt_token_ids).cast("I"))
+
+    def _take(self, batch: TextBatch) -> None:
+        broken = self._demux.deliver(batch)
+        assert not broken, "nothing is lost inside a process"
+
+
+async def open_in_process(
+    model: str | Path | None,
+    device: str,
+    dtype: str,
+    kv_cache_memory: str | int | None,
+    max_model_len: int | None,
+) -> InProcessClient:
+    """Load a model folder; raise InvalidRequest when it cannot be served."""
+    folder = DEMO_MODEL if model is None else Path(model)
+    name = DEMO_NAME if model is None else folder.resolve().name
+    metrics = TokenizerMetrics(CollectorRegistry())
+    text: TextModel | None = None
+    try:
+        check_model_folder(folder)
+        budget = _bytes(kv_cache_memory)
+        text = load_text_model(folder, name, metrics)
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as pool:
+            loaded = await loop.run_in_executor(pool, load_model, folder, device, dtype)
+    except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
+        if text is not None:
+            await text.close()
+        raise InvalidRequest(str(error), param="model") from error
+    return InProcessClient(text, loaded, metrics, budget, max_model_len)
+
+
+def _bytes(size: str | int | None) -> int:
+    if size is None:
+        return default_kv_cache_bytes()
+    return size if isinstance(size, int) else parse_size(size)

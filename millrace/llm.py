@@ -1,0 +1,142 @@
+"""LLM: the offline face for scripts. An AsyncLLM on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from millrace.async_llm import AsyncLLM
+from millrace.outputs import RequestOutput
+from millrace.params import SamplingParams
+from millrace.prompts import Messages, Prompt
+
+T = TypeVar("T")
+CLOSE_TIMEOUT_S = 60.0
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run `work` there and wait; an exception here (Ctrl-C) cancels it."""
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("this LLM is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+class LLM:
+    """One model. Use it as a context manager, or call `close`; safe to use from many threads.
+
+    `model` is a folder (None: the demo model); `url` names running tokenizer services instead.
+    `seed` makes a whole run repeatable: requests without a seed of their own take the next one.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        url: str | None = None,
+        device: str = "cpu",
+        dtype: str = "auto",
+        kv_cache_memory: str | int | None = None,
+        max_model_len: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        thread = LoopThread()
+        opening = AsyncLLM.open(
+            model,
+            url=url,
+            device=device,
+            dtype=dtype,
+            kv_cache_memory=kv_cache_memory,
+            max_model_len=max_model_len,
+            seed=seed,
+        )
+        try:
+            self._llm = thread.run(opening)
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread = thread
+        self._close = weakref.finalize(self, _close, thread, self._llm)
+
+    @property
+    def model(self) -> str:
+        """The served name."""
+        return self._llm.model
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete all prompts together; return their outputs in the order of the prompts."""
+        return self._thread.run(self._llm.generate(prompts, params))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; options such as `tools`, `chat_template_kwargs`."""
+        return self._thread.run(self._llm.chat(messages, params, **options))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Yield what is new at each step; leaving the loop early ends the request."""
+        deltas = self._llm.stream(prompt, params)
+        try:
+            while (delta := self._thread.run(_next(deltas))) is not None:
+                yield delta
+        finally:
+            self._thread.run(deltas.aclose())
+
+    def close(self) -> None:
+        """End all requests and release the model; may be called again."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def _next(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
+    return await anext(deltas, None)
+
+
+def _close(thread: LoopThread, llm: AsyncLLM) -> None:
+    try:
+        thread.run(llm.close(), CLOSE_TIMEOUT_S)
+    finally:
+        thread.stop()

@@ -1,0 +1,31 @@
+"""From the mailboxes of a session to the pieces of one request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+
+from api_gateway.sessions import Choice
+from millrace.client import Piece
+
+
+class Taker:
+    """Remembers how many token ids of each choice were taken, to return only new ones."""
+
+    def __init__(self, choices: list[Choice]) -> None:
+        self._taken = dict.fromkeys((choice.number for choice in choices), 0)
+        self.num_open = len(choices)
+
+    def take(self, news: list[Choice]) -> Generator[Piece, None, None]:
+        """Yield one piece per choice with news."""
+        for choice in news:
+            held, begin = len(choice.token_ids), self._taken[choice.number]
+            self._taken[choice.number] = held
+            self.num_open -= choice.finish is not None
+            yield Piece(
+                choice=choice.number,
+                text=choice.take_text(),
+                token_ids=array("I", bytes(choice.token_ids[begin:held])),
+                logprobs=choice.take_logprobs(),
+                finish=choice.finish,
+            )

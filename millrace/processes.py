@@ -1,0 +1,109 @@
+"""What the kernel tells about processes and ports (Linux). Decides nothing.
+
+A process is named by its pid and its start time: a pid alone may have passed to a stranger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import msgspec
+
+_OWN_PORTS = range(20_000, 32_000)
+"""Below the range from which the kernel takes ports of outgoing connections."""
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    pid: int
+    started: int
+    """Start time in clock ticks since boot."""
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return the identity of a living process, None when there is none (a zombie is none)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Tell whether exactly this process lives."""
+    return identify(process.pid) == process
+
+
+def send(process: ProcessId, signum: signal.Signals) -> bool:
+    """Signal exactly this process; return False when it is gone."""
+    if not is_alive(process):
+        return False
+    try:
+        os.kill(process.pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_group(leader: int) -> None:
+    """Kill what is left of the group of a child of ours that is not reaped yet."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # nothing left of it
+
+
+def free_port() -> int:
+    """Return a loopback port nobody listens on."""
+    for _ in range(1000):
+        port = random.choice(_OWN_PORTS)
+        if not is_listening("127.0.0.1", port):
+            return port
+    raise OSError(f"no free port in {_OWN_PORTS.start}-{_OWN_PORTS.stop}")
+
+
+def is_listening(host: str, port: int) -> bool:
+    """Tell whether `port` is taken, also by a listener that would share it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def listener(port: int) -> tuple[int, str] | None:
+    """Return (pid, name) of the process that listens on `port`, None when it cannot be seen."""
+    inodes = _listening_inodes(port)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and inodes & _sockets(entry):
+            return int(entry.name), (entry / "comm").read_text().strip()
+    return None
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if not Path(table).exists():
+            continue
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def _sockets(process: Path) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # another user's, or ended meanwhile
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(descriptor))
+    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:[")}

@@ -1,0 +1,65 @@
+"""Which stack a command is about: the compose file, and the folder that remembers its run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.errors import CommandError
+from millrace.http import Server
+from millrace.state import RunState, StateFolder
+
+HOME = Path(__file__).resolve().parent.parent
+DEMO_MODEL = HOME / "millrace" / "demo_model"
+DEMO_NAME = "millrace-demo"
+
+
+@dataclass(frozen=True)
+class Project:
+    file: Path
+    state: StateFolder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which stack is meant."""
+    parser.add_argument(
+        "--file", type=Path, default=HOME / "docker-compose.yml", help="compose file of the stack"
+    )
+    parser.add_argument(
+        "--state", type=Path, help="folder of run state and logs (default: .millrace beside FILE)"
+    )
+
+
+def project(args: argparse.Namespace) -> Project:
+    """Return the project that the parsed arguments name."""
+    folder = args.state or args.file.resolve().parent / ".millrace"
+    return Project(file=args.file, state=StateFolder(folder.resolve()))
+
+
+def running(args: argparse.Namespace) -> RunState:
+    """Return the state of the running stack; raise CommandError when none runs."""
+    state = project(args).state.running()
+    if state is None:
+        raise CommandError("nothing is running here; start it with: millrace up")
+    return state
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise CommandError unless `folder` looks like a model folder."""
+    if not folder.is_dir():
+        raise CommandError(f"no model folder at {folder}")
+    if not (folder / "config.json").is_file():
+        raise CommandError(f"{folder} is not a model folder: it has no config.json")
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which server is meant."""
+    parser.add_argument("--url", help="a server (default: the stack that `millrace up` started)")
+    parser.add_argument("--api-key", metavar="KEY", help="default: $OPENAI_API_KEY")
+    add_arguments(parser)
+
+
+def server(args: argparse.Namespace) -> Server:
+    """Return the server that the parsed arguments name."""
+    return Server(args.url or running(args).url, args.api_key)

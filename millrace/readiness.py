@@ -1,0 +1,71 @@
+"""Asks the gateway whether the whole line is ready, and tells what is missing meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from millrace.supervisor import Supervisor
+
+POLL_S = 0.2
+
+
+async def get(url: str, timeout_s: float = 2.0) -> tuple[int, bytes]:
+    """Return status and body of one GET; raise OSError when nobody answers in time."""
+    parts = urlsplit(url)
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            request = (
+                f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(request.encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):  # the peer may have closed first
+                await writer.wait_closed()
+    words = head.split(maxsplit=2)
+    if len(words) < 2 or not words[1].isdigit():
+        raise ConnectionError(f"{url} does not speak HTTP")
+    return int(words[1]), body
+
+
+async def missing(url: str, supervisor: Supervisor) -> list[str]:
+    """Return why the stack at `url` is not ready; empty means ready, every replica included."""
+    starting = [f"{name} is not healthy yet" for name in supervisor.unhealthy()]
+    try:
+        status, body = await get(f"{url}/ready")
+    except OSError:
+        return starting or ["no answer"]
+    if status == 200:
+        return starting
+    try:
+        reasons = msgspec.json.decode(body).get("reasons")
+    except (msgspec.DecodeError, AttributeError):
+        reasons = None
+    return [str(reason) for reason in reasons or [f"/ready answers {status}"]]
+
+
+async def wait_until_ready(
+    url: str, supervisor: Supervisor, timeout_s: float, report: Callable[[str], None]
+) -> list[str]:
+    """Poll until ready and return []; give up with the reasons after `timeout_s` seconds, or sooner
+    when a replica cannot run at all. Calls `report` whenever the reasons change."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    last: list[str] = []
+    while reasons := await missing(url, supervisor):
+        if broken := supervisor.hopeless():
+            return [f"{name} does not start" for name in broken]
+        if loop.time() > deadline or supervisor.ended.is_set():
+            return reasons
+        if reasons != last:
+            report(f"waiting: {'; '.join(reasons)}")
+            last = reasons
+        await asyncio.sleep(POLL_S)
+    return []

@@ -1,0 +1,94 @@
+"""RemoteClient: the same requests to tokenizer services over gRPC, as a gateway sends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from api_gateway.clients import TextClients
+from api_gateway.job import Job
+from common.errors import InvalidRequest, NotFound, Unavailable
+from millrace.client import Piece
+from millrace.pieces import Taker
+from protos.common_pb2 import ABORTED, Finish
+from protos.tokenizer_pb2 import TextRequest
+
+CONNECT_TIMEOUT_S = 10.0
+POLL_S = 0.02
+
+
+class RemoteClient:
+    """One model behind tokenizers. Implements EngineClient; make it with `open_remote`."""
+
+    def __init__(self, clients: TextClients, model: str) -> None:
+        self.model = model
+        self._clients = clients
+        self._jobs: set[Job] = set()
+
+    async def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """Run one request until each of its choices has finished."""
+        job = Job([request])
+        taker = Taker(job.choices)
+        self._jobs.add(job)
+        self._clients.submit(job)
+        try:
+            while taker.num_open:
+                news = await job.mailbox.wait()
+                if job.mailbox.alarm is not None:
+                    self._end(job)
+                for piece in taker.take(news):
+                    yield piece
+        finally:
+            self._clients.release(job)
+            self._jobs.discard(job)
+
+    def prompt_token_ids(self, request_id: str) -> list[int] | None:
+        """Return None: the ids are made on the other side."""
+        return None
+
+    async def cancel(self, request_id: str) -> int:
+        """End the live requests of exactly this id; return how many there were."""
+        return await self._clients.cancel(request_id, "")
+
+    async def close(self) -> None:
+        """End all requests and close the streams."""
+        for job in list(self._jobs):
+            self._end(job)
+        await self._clients.close()
+
+    def _end(self, job: Job) -> None:
+        """End here what no tokenizer will end."""
+        job.mailbox.alarm = None
+        for choice in job.unfinished:
+            choice.end(Finish(reason=ABORTED))
+
+
+async def open_remote(tokenizers: str, model: str | None) -> RemoteClient:
+    """Connect to a comma list of host:port; `model` may be left out when there is only one.
+
+    Raises Unavailable when nobody answers, NotFound for another model.
+    """
+    if "/" in tokenizers or not all(a.rpartition(":")[2].isdigit() for a in tokenizers.split(",")):
+        message = f"url must be host:port of tokenizer services, got {tokenizers!r}"
+        raise InvalidRequest(message, param="url")
+    clients = TextClients(tokenizers)
+    await clients.start()
+    served = await _served(clients)
+    if not served:
+        await clients.close()
+        raise Unavailable(f"no tokenizer answers at {tokenizers}")
+    if model is None and len(served) == 1:
+        return RemoteClient(clients, served[0])
+    if model not in served:
+        await clients.close()
+        raise NotFound(f"model {model!r} is not served there; served: {served}", param="model")
+    return RemoteClient(clients, model)
+
+
+async def _served(clients: TextClients) -> list[str]:
+    """Return the served names as soon as a tokenizer is there, none when nobody comes."""
+    for _ in range(int(CONNECT_TIMEOUT_S / POLL_S)):
+        if models := clients.models():
+            return [info.id for info in models]
+        await asyncio.sleep(POLL_S)
+    return []

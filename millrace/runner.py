@@ -1,0 +1,183 @@
+"""The runner: one process that holds the lock, supervises the stack and stops it cleanly.
+
+It may run in the foreground, with the logs on the terminal, or in the background after a fork; then
+what it reports until the stack is ready goes through a pipe to the command that forked it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace import child
+from millrace.console import Console, tail
+from millrace.errors import CommandError
+from millrace.placement import Replica
+from millrace.processes import identify
+from millrace.readiness import wait_until_ready
+from millrace.replica_process import CHILD
+from millrace.state import RunState, StateFolder
+from millrace.supervisor import Supervisor
+
+LAST_LINES = 15
+DETACHED = "\0\n"
+"""Line that ends the report of a runner in the background."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to run, and what to call it."""
+
+    replicas: list[Replica]
+    root: Path
+    url: str
+    model: str
+    ready_timeout_s: float
+
+
+class Runner:
+    """One run of a plan. `report` shows progress to the user; `echo` shows the logs as well."""
+
+    def __init__(
+        self, plan: Plan, folder: StateFolder, report: Callable[[str], None], echo: bool
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._report = report
+        self._run = os.urandom(8).hex()
+        self._since = time.time()
+        self._ready = False
+        self._console = Console(folder.log, [r.name for r in plan.replicas], echo)
+        self._supervisor = Supervisor(
+            plan.replicas, plan.root, self._run, self._console, self._write_state
+        )
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Run until SIGINT, SIGTERM or SIGHUP; return the exit status of the command."""
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signum, lambda: (hurry if stop.is_set() else stop).set())
+        guard = self._start_guard()
+        self._write_state()
+        self._supervisor.start()
+        try:
+            return await self._until(stop, on_ready)
+        finally:
+            self._console.say("stopping")
+            await self._supervisor.stop(hurry)
+            child.kill_marked(self._run)
+            guard.communicate()
+            self._folder.forget()
+            self._console.say("stopped")
+            self._console.close()
+
+    async def _until(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> int:
+        stopped = asyncio.create_task(stop.wait())
+        ended = asyncio.create_task(self._supervisor.ended.wait())
+        ready = asyncio.create_task(self._become_ready(on_ready))
+        try:
+            await asyncio.wait({stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and not ready.result():
+                return 1
+            await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return 0 if stopped.done() else 1
+        finally:
+            for task in (stopped, ended, ready):
+                task.cancel()
+
+    async def _become_ready(self, on_ready: Callable[[], None]) -> bool:
+        plan = self._plan
+        reasons = await wait_until_ready(
+            plan.url, self._supervisor, plan.ready_timeout_s, self._report
+        )
+        if reasons:
+            last = "\n".join(tail(self._folder.log, LAST_LINES))
+            self._report(f"gave up: {'; '.join(reasons)}. The last lines of the log:\n{last}")
+            return False
+        self._ready = True
+        self._write_state()
+        on_ready()
+        return True
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        """Start the process that cleans up should this one be killed; it watches a pipe of ours."""
+        return subprocess.Popen(
+            [*CHILD, "watch", self._run],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _write_state(self) -> None:
+        runner = identify(os.getpid())
+        assert runner is not None
+        self._folder.write(
+            RunState(
+                run=self._run,
+                runner=runner,
+                url=self._plan.url,
+                model=self._plan.model,
+                since=self._since,
+                ready=self._ready,
+                replicas=self._supervisor.states(),
+            )
+        )
+
+
+def in_background(run: Callable[[Callable[[], None]], int]) -> int:
+    """Fork and call `run(detach)` in the child; show what it prints until it calls `detach`.
+
+    Returns 0 once detached, or the child's exit status when it ends before that.
+    """
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os._exit(_background(run, writing))
+    os.close(writing)
+    try:
+        with os.fdopen(reading, errors="replace") as report:
+            for line in report:
+                if line == DETACHED:
+                    return 0
+                print(line, end="", flush=True)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _background(run: Callable[[Callable[[], None]], int], writing: int) -> int:
+    """Become a session of its own whose output goes to `writing` until `detach`."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for target, source in ((0, nothing), (1, writing), (2, writing)):
+        os.dup2(source, target)
+    os.close(writing)
+
+    def detach() -> None:
+        sys.stdout.write(DETACHED)
+        sys.stdout.flush()
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+
+    try:
+        return run(detach)
+    except CommandError as error:
+        print(f"millrace: {error}")
+        return 1
+    except BaseException:  # nothing above the fork may see it: that is another process's story
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()

@@ -1,0 +1,78 @@
+"""The folder .millrace/: who runs, since when, on which ports, and what it logs.
+
+One runner at a time holds the lock for its whole life; the kernel drops it however the runner ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from millrace.processes import ProcessId, is_alive
+
+
+class ReplicaState(msgspec.Struct, frozen=True):
+    name: str
+    service: str
+    process: ProcessId | None
+    ports: dict[int, int]
+    num_restarts: int
+    healthy: bool
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """One run of the stack, as its runner last wrote it."""
+
+    run: str
+    runner: ProcessId
+    url: str
+    model: str
+    since: float
+    """Wall clock, seconds since the epoch."""
+    ready: bool
+    replicas: list[ReplicaState]
+
+
+class StateFolder:
+    """Reads and writes one .millrace folder. Made when first written to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "logs" / "stack.log"
+        self._file = folder / "state.json"
+
+    def lock(self) -> int | None:
+        """Take the runner's lock: a descriptor to keep open, or None when another runner has it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def write(self, state: RunState) -> None:
+        """Replace the state in one step: a reader sees the old or the new one."""
+        fresh = self._file.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(state))
+        fresh.replace(self._file)
+
+    def read(self) -> RunState | None:
+        """Return the last written state, None when nothing has run or all was stopped."""
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=RunState)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None  # never ran, or written by another version
+
+    def running(self) -> RunState | None:
+        """Return the state of the stack when its runner lives."""
+        state = self.read()
+        return state if state is not None and is_alive(state.runner) else None
+
+    def forget(self) -> None:
+        """Note that nothing runs."""
+        self._file.unlink(missing_ok=True)

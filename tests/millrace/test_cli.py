@@ -1,0 +1,102 @@
+"""The command line: every mistake is one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import COMMANDS, main
+from millrace.project import HOME
+
+
+def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["uq"]) == 2
+    assert capsys.readouterr().err.startswith("millrace: unknown command 'uq'\n")
+
+
+@pytest.mark.parametrize("name", [n for n, (path, _) in COMMANDS.items() if "bench" not in path])
+def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([name, "--help"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: millrace {name} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "/nowhere"], "no model folder at /nowhere"),
+        (["--model", "{tmp}"], "{tmp} is not a model folder: it has no config.json"),
+        (["--quantization", "int8"], "--quantization int8 does not exist yet; leave it out"),
+        (["--device", "cuda"], "device cuda does not exist yet; use --device cpu"),
+        (
+            ["--workers", "3", "--tensor-parallel-size", "2"],
+            "--workers must be a multiple of --tensor-parallel-size",
+        ),
+        (
+            ["--model", "{tmp}/model", "--api-key-file", "/nowhere/keys"],
+            "/nowhere/keys does not exist",
+        ),
+        (["--file", "{tmp}/no.yml"], "{tmp}/no.yml: [Errno 2]"),
+    ],
+)
+def test_up_refuses_in_one_line(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    filled = [option.replace("{tmp}", str(tmp_path)) for option in options]
+    assert main(["up", "--state", str(tmp_path / "state"), *filled]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("millrace: " + message.replace("{tmp}", str(tmp_path))), said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [["--workers", "0"], ["--workers", "x"], ["--device", "tpu"]])
+def test_up_refuses_a_wrong_value(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", *option])
+    assert f"argument {option[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["logs", "status", "chat"])
+def test_commands_that_need_a_stack_say_how_to_start_one(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--state", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith("start it with: millrace up\n")
+
+
+def test_every_option_of_up_reaches_a_variable_of_the_file() -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    text = (HOME / "docker-compose.yml").read_text()
+    for option, variable in up.VARIABLES.items():
+        assert f"--{option.replace('_', '-')}" in parser.format_help()
+        assert f"${{{variable}" in text
+
+
+def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    folder = tmp_path / "qwen"
+    variables = up.chosen_variables(parser.parse_args(["--model", str(folder), "--dtype", "bf16"]))
+    assert variables["MODEL"] == str(folder)
+    assert variables["SERVED_MODEL_NAME"] == "qwen"
+    assert variables["DTYPE"] == "bfloat16"

@@ -1,0 +1,237 @@
+"""What every EngineClient promises: one suite, in process and over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common import rpc
+from common.errors import InvalidRequest, NotFound, Unavailable
+from engine_core.scheduling.scheduler import Scheduler
+from millrace.client import EngineClient, Piece
+from millrace.engine_thread import EngineThread
+from millrace.in_process import open_in_process
+from millrace.params import SamplingParams
+from millrace.processes import free_port
+from millrace.prompts import text_request
+from millrace.remote import open_remote
+from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish
+from protos.tokenizer_pb2 import TextRequest
+from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
+from protos.worker import ExecutePlan, StepResult
+from tests.support.tiny_model import write_tiny_model
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.pipeline import TextPipeline
+from tokenizer_service.service import TokenizerService
+from tokenizer_service.states import StateFeed
+from tokenizer_service.text_model import load_text_model
+from worker.build import load_model
+from worker.model_runner import ModelRunner
+
+KV_BYTES = 4 * 2**20
+
+
+@asynccontextmanager
+async def in_process(folder: Path) -> AsyncIterator[EngineClient]:
+    client = await open_in_process(folder, "cpu", "auto", KV_BYTES, None)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def remote(folder: Path) -> AsyncIterator[EngineClient]:
+    """A tokenizer service in this process, over a real stream."""
+    metrics = TokenizerMetrics(CollectorRegistry())
+    states = StateFeed()
+    async with AsyncExitStack() as stack:
+        text = load_text_model(folder, folder.name, metrics)
+        stack.push_async_callback(text.close)
+        pipeline = TextPipeline(text, metrics, on_engine_state=states.tell)
+        engine = EngineThread(load_model(folder), KV_BYTES, None, pipeline, lambda request: None)
+        engine.start()
+        stack.push_async_callback(engine.stop)
+        server = rpc.new_server()
+        add_TokenizerServicer_to_server(TokenizerService(pipeline, states), server)
+        port = await rpc.start_server(server, "127.0.0.1:0")
+        stack.push_async_callback(server.stop, None)
+        feed = asyncio.create_task(states.run())
+        stack.callback(feed.cancel)
+        client = await open_remote(f"127.0.0.1:{port}", None)
+        stack.push_async_callback(client.close)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(params=[in_process, remote], ids=["in_process", "remote"])
+async def client(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[EngineClient]:
+    open_client: Callable[[Path], AsyncIterator[EngineClient]] = request.param
+    async with open_client(folder) as opened:  # type: ignore[attr-defined]
+        yield opened
+
+
+def make(client: EngineClient, prompt: str = "Hello", request_id: str = "r", **params: object) -> (
+    TextRequest
+):  # fmt: skip
+    wanted = SamplingParams(**{"max_tokens": 12, "seed": 1, "ignore_eos": True, **params})
+    return text_request(prompt, wanted, client.model, request_id, 0)
+
+
+async def collect(client: EngineClient, request: TextRequest) -> dict[int, list[Piece]]:
+    found: dict[int, list[Piece]] = {}
+    async for piece in client.submit(request):
+        found.setdefault(piece.choice, []).append(piece)
+    return found
+
+
+def ids(pieces: list[Piece]) -> list[int]:
+    return [token_id for piece in pieces for token_id in piece.token_ids]
+
+
+def text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def end(pieces: list[Piece]) -> Finish:
+    *before, last = pieces
+    assert all(piece.finish is None for piece in before)
+    assert last.finish is not None
+    return last.finish
+
+
+async def test_a_request_ends_once_with_all_its_tokens(client: EngineClient) -> None:
+    pieces = (await collect(client, make(client)))[0]
+    finish = end(pieces)
+    assert (finish.reason, finish.num_prompt_tokens, finish.num_output_tokens) == (LENGTH, 5, 12)
+    assert len(ids(pieces)) == 12
+    assert client.model == "tiny"
+
+
+async def test_the_same_seed_gives_the_same_answer_alone_and_in_a_crowd(
+    client: EngineClient,
+) -> None:
+    alone = [await collect(client, make(client, f"p{i}", f"a{i}", seed=i)) for i in range(8)]
+    crowd = await asyncio.gather(
+        *(collect(client, make(client, f"p{i}", f"c{i}", seed=i)) for i in range(8))
+    )
+    assert [ids(a[0]) for a in alone] == [ids(c[0]) for c in crowd]
+    assert [text(a[0]) for a in alone] == [text(c[0]) for c in crowd]
+    assert len({text(a[0]) for a in alone}) == 8
+
+
+async def test_choices_are_told_apart(client: EngineClient) -> None:
+    found = await collect(client, make(client, n=3))
+    assert sorted(found) == [0, 1, 2]
+    assert len({text(pieces) for pieces in found.values()}) == 3
+    assert [end(pieces).reason for pieces in found.values()] == [LENGTH] * 3
+
+
+async def test_logprobs_come_one_row_a_token(client: EngineClient) -> None:
+    pieces = (await collect(client, make(client, logprobs=2)))[0]
+    rows = [row for piece in pieces for row in piece.logprobs]
+    assert [row.index for row in rows] == list(range(12))
+    assert [row.entries[0].token_id for row in rows] == ids(pieces)
+    assert all(len(row.entries) >= 2 for row in rows)
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: EngineClient) -> None:
+    whole = text((await collect(client, make(client)))[0])
+    stop = whole[4:6]
+    pieces = (await collect(client, make(client, request_id="s", stop=stop)))[0]
+    finish = end(pieces)
+    assert (finish.reason, finish.stop_string) == (STOPPED, stop)
+    assert text(pieces) == whole[: whole.index(stop)]
+
+
+async def test_cancel_ends_a_request_by_its_id(client: EngineClient) -> None:
+    running = client.submit(make(client, request_id="long", max_tokens=400))
+    pieces = [await anext(running)]
+    assert await client.cancel("other") == 0
+    assert await client.cancel("long") == 1
+    pieces += [piece async for piece in running]
+    assert end(pieces).reason == ABORTED
+    assert await client.cancel("long") == 0
+
+
+async def test_leaving_early_ends_the_request(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted = threading.Event()
+    abort = Scheduler.abort
+
+    def spy(self: Scheduler, session: int, slot: int, now: float) -> None:
+        abort(self, session, slot, now)
+        aborted.set()
+
+    monkeypatch.setattr(Scheduler, "abort", spy)
+    running = client.submit(make(client, request_id="left", max_tokens=400))
+    await anext(running)
+    assert not aborted.is_set()
+    await running.aclose()
+    assert await asyncio.to_thread(aborted.wait, 10)
+
+
+async def test_a_refused_request_says_why(client: EngineClient) -> None:
+    finish = end((await collect(client, make(client, max_tokens=4096)))[0])
+    assert finish.reason == IGNORED
+    assert finish.error.kind == "InvalidRequest"
+    assert "max_tokens is 4096" in finish.error.message
+
+
+async def test_close_ends_what_still_runs(client: EngineClient) -> None:
+    running = client.submit(make(client, max_tokens=400))
+    pieces = [await anext(running)]
+    await client.close()
+    pieces += [piece async for piece in running]
+    assert end(pieces).reason == ABORTED
+
+
+async def test_a_failed_step_is_replayed_in_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_process(folder) as client:
+        expected = await collect(client, make(client, max_tokens=40))
+    num_calls, execute = 0, ModelRunner.execute
+
+    def fail_once(self: ModelRunner, plan: ExecutePlan) -> StepResult:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 10:
+            raise RuntimeError("a kernel failed")
+        return execute(self, plan)
+
+    async with in_process(folder) as client:
+        monkeypatch.setattr(ModelRunner, "execute", fail_once)
+        pieces = (await collect(client, make(client, max_tokens=40)))[0]
+    assert num_calls > 40
+    assert ids(pieces) == ids(expected[0])
+    assert text(pieces) == text(expected[0])
+
+
+async def test_nobody_at_the_address() -> None:
+    with pytest.raises(InvalidRequest, match="url must be host:port"):
+        await open_remote("http://127.0.0.1:8000", None)
+
+
+async def test_another_model_is_not_found(folder: Path) -> None:
+    async with remote(folder) as client:
+        address = client._clients.tokenizers  # type: ignore[attr-defined]
+        with pytest.raises(NotFound, match="'other' is not served there; served: \\['tiny'\\]"):
+            await open_remote(address, "other")
+
+
+async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.remote.CONNECT_TIMEOUT_S", 0.1)
+    with pytest.raises(Unavailable, match="no tokenizer answers at"):
+        await open_remote(f"127.0.0.1:{free_port()}", None)

@@ -1,0 +1,55 @@
+"""The log file: prefixes, the last lines, rotation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace import console
+from millrace.console import Console, coloured, tail
+
+
+def test_lines_carry_the_replicas_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "logs" / "stack.log"
+    out = Console(log, ["worker-1", "tokenizer-service-1"], echo=True)
+    out.write("worker-1", "loaded")
+    out.say("stopping")
+    out.close()
+    lines = ["worker-1            | loaded", "millrace            | stopping"]
+    assert log.read_text().splitlines() == lines
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_new_run_keeps_the_last_ones_log(tmp_path: Path) -> None:
+    log = tmp_path / "stack.log"
+    for text in ("first", "second"):
+        out = Console(log, [], echo=False)
+        out.say(text)
+        out.close()
+    assert log.read_text() == "millrace | second\n"
+    assert (tmp_path / "stack.log.1").read_text() == "millrace | first\n"
+
+
+def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "MAX_LOG_BYTES", 100)
+    log = tmp_path / "stack.log"
+    out = Console(log, [], echo=False)
+    for index in range(40):
+        out.say(f"line {index}")
+    out.close()
+    assert log.stat().st_size < 200
+    assert tail(log, 1) == ["millrace | line 39"]
+
+
+def test_tail(tmp_path: Path) -> None:
+    log = tmp_path / "stack.log"
+    assert tail(log, 3) == []
+    log.write_text("".join(f"{index} {'x' * 300}\n" for index in range(100)))
+    assert [line.split()[0] for line in tail(log, 3)] == ["97", "98", "99"]
+
+
+def test_replicas_of_one_service_have_one_colour() -> None:
+    first, second = coloured("worker-1 | a"), coloured("worker-2 | a")
+    assert first[:5] == second[:5]
+    assert first.endswith("|\x1b[0m a")

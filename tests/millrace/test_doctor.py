@@ -1,0 +1,50 @@
+"""The doctor's findings on folders and ports that are known."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import main
+from millrace.commands import doctor
+from millrace.processes import free_port
+
+
+def arguments(folder: Path, port: int) -> argparse.Namespace:
+    return argparse.Namespace(file=folder / "compose.yml", state=folder, port=port)
+
+
+def test_model_folders(tmp_path: Path) -> None:
+    assert doctor.model(tmp_path / "none")[0] == "fail"
+    assert "no config.json" in doctor.model(tmp_path)[2]
+    (tmp_path / "config.json").touch()
+    assert "no *.safetensors" in doctor.model(tmp_path)[2]
+    (tmp_path / "model.safetensors").touch()
+    assert doctor.model(tmp_path)[::2] == (
+        "warn",
+        f"{tmp_path} has no tokenizer.json: token ids only",
+    )
+    (tmp_path / "tokenizer.json").touch()
+    assert doctor.model(tmp_path)[0] == "ok"
+
+
+def test_ports(tmp_path: Path) -> None:
+    port = free_port()
+    assert doctor.port(arguments(tmp_path, port))[0] == "ok"
+    with socket.create_server(("127.0.0.1", port)):
+        finding = doctor.port(arguments(tmp_path, port))
+    assert finding.level == "warn"
+    assert f"in use by pid {os.getpid()}" in finding.text
+
+
+def test_a_failure_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--state", str(tmp_path), "--port", str(free_port())]
+    assert main(["doctor", "--model", str(tmp_path / "none"), *options]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} <= {"ok", "warn", "fail"}
+    subjects = {line.split()[1] for line in lines}
+    assert subjects >= {"cores", "memory", "cpu", "python", "packages", "compiler", "gpu", "port"}

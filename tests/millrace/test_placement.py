@@ -1,0 +1,89 @@
+"""From services to local processes: ports, addresses, paths."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.compose import ComposeError, ComposeFile, load
+from millrace.placement import Replica, place
+from millrace.project import HOME
+
+
+def project_file(**variables: str) -> ComposeFile:
+    return load(HOME / "docker-compose.yml", variables, frozenset())
+
+
+def placed(file: ComposeFile, **scales: int) -> dict[str, Replica]:
+    ports = itertools.count(20_001)
+    named = {name.replace("_", "-"): count for name, count in scales.items()}
+    return {r.name: r for r in place(file, named, lambda: next(ports))}
+
+
+def test_addresses_become_lists_of_replicas() -> None:
+    replicas = placed(project_file(), tokenizer_service=2, worker=3)
+    tokenizers = [replicas[f"tokenizer-service-{i}"].ports[7100] for i in (1, 2)]
+    gateway = replicas["api-gateway-1"].environment
+    listed = ",".join(f"127.0.0.1:{port}" for port in tokenizers)
+    assert gateway["MILLRACE_GATEWAY_TOKENIZERS"] == listed
+    registry = replicas["engine-core-1"].ports[7202]
+    for index in (1, 2, 3):
+        environment = replicas[f"worker-{index}"].environment
+        assert environment["MILLRACE_WORKER_ENGINE"] == f"127.0.0.1:{registry}"
+
+
+def test_every_port_is_its_own_but_the_published_one() -> None:
+    replicas = placed(project_file(PORT="8123"), api_gateway=2, tokenizer_service=2, worker=2)
+    shared = [replicas[f"api-gateway-{i}"].ports[8000] for i in (1, 2)]
+    assert shared == [8123, 8123]
+    own = [p for r in replicas.values() for inside, p in r.ports.items() if inside != 8000]
+    assert len(own) == len(set(own))
+    for replica in replicas.values():
+        for key, value in replica.environment.items():
+            if key.endswith("_PORT"):
+                assert int(value) in replica.ports.values(), key
+
+
+def test_processes_listen_on_loopback_unless_published_elsewhere() -> None:
+    hosts = {
+        key: value
+        for replica in placed(project_file(LISTEN_HOST="0.0.0.0")).values()
+        for key, value in replica.environment.items()
+        if key.endswith("_HOST")
+    }
+    assert hosts.pop("MILLRACE_GATEWAY_HOST") == "0.0.0.0"
+    assert set(hosts.values()) == {"127.0.0.1"}
+    environment = placed(project_file())["api-gateway-1"].environment
+    assert environment["MILLRACE_GATEWAY_HOST"] == "127.0.0.1"
+
+
+def test_paths_of_mounts_become_local_paths() -> None:
+    replicas = placed(project_file(MODEL="/data/qwen", API_KEY_FILE="/data/keys"))
+    assert replicas["worker-1"].environment["MILLRACE_WORKER_MODEL"] == "/data/qwen"
+    environment = replicas["api-gateway-1"].environment
+    assert environment["MILLRACE_GATEWAY_API_KEY_FILE"] == "/data/keys"
+    demo = placed(project_file())
+    model = demo["worker-1"].environment["MILLRACE_WORKER_MODEL"]
+    assert Path(model) == HOME / "millrace" / "demo_model"
+    assert demo["api-gateway-1"].environment["MILLRACE_GATEWAY_API_KEY_FILE"] == ""
+
+
+def test_probes_ask_the_replicas_own_port() -> None:
+    replica = placed(project_file())["worker-1"]
+    assert replica.probe is not None
+    assert replica.probe[0] == sys.executable
+    assert replica.probe[-1] == f"http://127.0.0.1:{replica.ports[7301]}/ready"
+
+
+def test_an_address_nobody_listens_on_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yml"
+    path.write_text(
+        "services:\n"
+        "  a: {command: [ls], environment: {A_PORT: '1', B: 'b:9'}}\n"
+        "  b: {command: [ls], environment: {B_PORT: '2'}}\n"
+    )
+    with pytest.raises(ComposeError, match="environment.B: b has no variable \\*_PORT holding 9"):
+        placed(load(path, {}, frozenset()))

@@ -1,0 +1,82 @@
+"""Identities of processes, and who holds a port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from millrace import child
+from millrace.processes import (
+    ProcessId,
+    free_port,
+    identify,
+    is_alive,
+    is_listening,
+    listener,
+    send,
+)
+
+
+def test_a_pid_with_another_start_time_is_another_process() -> None:
+    me = identify(os.getpid())
+    assert me is not None and is_alive(me)
+    stranger = ProcessId(me.pid, me.started - 1)
+    assert not is_alive(stranger)
+    assert not send(stranger, signal.SIGKILL), "and is never signalled"
+
+
+def test_an_ended_process_is_none_even_unreaped() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = identify(process.pid)
+    assert identity is not None and send(identity, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert identify(process.pid) is None
+    process.communicate()
+
+
+def test_the_listener_of_a_port_is_found() -> None:
+    port = free_port()
+    assert not is_listening("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert is_listening("127.0.0.1", port)
+        found = listener(port)
+        assert found is not None and found[0] == os.getpid()
+    assert listener(port) is None
+
+
+def test_a_port_that_could_be_shared_counts_as_taken() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port), reuse_port=True):
+        assert is_listening("127.0.0.1", port)
+
+
+def test_only_marked_processes_are_killed() -> None:
+    marked, other = (
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, child.MARK: run})
+        for run in ("cafe", "cafe1")
+    )
+    assert child.marked("cafe") == [marked.pid]
+    assert child.kill_marked("cafe") == 1
+    assert marked.wait(5) == -signal.SIGKILL
+    assert other.poll() is None
+    assert child.kill_marked("cafe1") == 1
+    other.wait(5)
+
+
+def test_a_child_whose_parent_is_gone_does_not_start() -> None:
+    done = subprocess.run(
+        [sys.executable, child.__file__, "exec", "1", "echo", "ran"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "the runner is gone\n")
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, child.__file__, "exec", str(os.getpid()), "no-such-program"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr == "no-such-program: No such file or directory\n"

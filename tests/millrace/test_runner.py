@@ -1,0 +1,174 @@
+"""The local runner with fake tiers: order, restarts, ports, and that nothing is ever left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from millrace.processes import is_listening
+from tests.support.stack import MakeStack, eventually
+
+
+def ask(port: int) -> dict[str, str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as reply:
+        answer: dict[str, str] = json.loads(reply.read())
+    return answer
+
+
+def test_up_gives_every_replica_its_ports_and_down_takes_all_away(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    done = stack.call("up", "--detach", closed_input=True)
+    assert done.returncode == 0, done.stdout
+    assert f"http://127.0.0.1:{stack.port}/v1/chat/completions" in done.stdout
+    state = stack.state()
+    assert state.ready
+    assert [r.name for r in state.replicas] == ["bottom-1", "middle-1", "middle-2", "door-1"]
+    middle = [r.ports[7000] for r in state.replicas if r.service == "middle"]
+    assert len(set(middle)) == 2
+    door = ask(stack.port)
+    assert door["FAKE_BACKENDS"] == ",".join(f"127.0.0.1:{port}" for port in middle)
+    assert door["FAKE_HOST"] == "127.0.0.1"
+
+    again = stack.call("up")
+    assert again.returncode == 1
+    assert again.stderr.startswith(f"millrace: already running at http://127.0.0.1:{stack.port} ")
+
+    status = stack.call("status")
+    assert status.returncode == 0
+    assert "middle-2" in status.stdout
+    assert "fake: listening" in stack.call("logs", "door").stdout
+    assert "middle" not in stack.call("logs", "door-1").stdout
+
+    done = stack.call("down")
+    assert (done.returncode, done.stdout) == (0, "millrace: stopped\n")
+    assert stack.left() == []
+    ports = {port for r in state.replicas for port in r.ports.values()}
+    assert not [port for port in ports if is_listening("127.0.0.1", port)]
+    assert stack.call("down").stdout == "millrace: nothing is running\n"
+
+
+def test_a_scale_of_an_absent_service_is_refused(make_stack: MakeStack) -> None:
+    done = make_stack().call("up", "--gateways", "2")
+    assert done.returncode == 1
+    assert done.stderr == "millrace: --gateways: there is no active service api-gateway\n"
+
+
+def test_nothing_starts_before_what_it_depends_on_is_healthy(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    stack = make_stack(BOTTOM_GATE=str(gate))
+    process = stack.up()
+    stack.until(process, "bottom-1 | fake: listening")
+    assert [r.process is not None for r in stack.state().replicas] == [True, False, False, False]
+    gate.touch()
+    stack.until(process, "ready at")
+    assert all(replica.healthy for replica in stack.state().replicas)
+
+
+def test_up_waits_until_the_door_says_ready(make_stack: MakeStack, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    stack = make_stack(GATE=str(gate))
+    process = stack.up()
+    stack.until(process, "waiting: the gate is shut")
+    gate.touch()
+    stack.until(process, "ready at")
+
+
+def test_up_gives_up_with_the_reason_and_the_log(make_stack: MakeStack, tmp_path: Path) -> None:
+    stack = make_stack(BOTTOM_GATE=str(tmp_path / "never"))
+    process = stack.up("--ready-timeout", "1")
+    text = stack.until(process, "gave up")[-1]
+    assert "gave up: bottom-1 is not healthy yet; middle-1 is not" in text
+    assert text.endswith("The last lines of the log:\n")
+    assert process.wait(20) == 1
+    assert stack.left() == []
+
+
+def test_a_replica_that_cannot_start_ends_the_command(make_stack: MakeStack) -> None:
+    stack = make_stack(BROKEN="1")
+    done = stack.call("up", "--detach")
+    assert done.returncode == 1
+    assert re.search(r"gave up: middle-\d does not start", done.stdout)
+    assert "fake: this setting is wrong" in done.stdout
+    assert stack.left() == []
+
+
+def test_a_killed_replica_comes_back_on_its_ports(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    process = stack.up()
+    stack.until(process, "ready at")
+    before = next(r for r in stack.state().replicas if r.name == "bottom-1")
+    assert before.process is not None
+    os.kill(before.process.pid, signal.SIGKILL)
+    stack.until(process, "bottom-1 ended (signal 9); starts again in 0.1 s")
+    stack.until(process, "bottom-1 | fake: listening")
+    after = next(r for r in stack.state().replicas if r.name == "bottom-1")
+    assert after.process is not None and after.process.pid != before.process.pid
+    assert (after.ports, after.num_restarts) == (before.ports, 1)
+    assert ask(after.ports[7100])["pid"] == after.process.pid
+
+
+def test_killing_the_runner_leaves_nothing(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    process = stack.up()
+    stack.until(process, "ready at")
+    assert len(stack.left()) == 5, "four replicas, and a grandchild in a session of its own"
+    process.kill()
+    process.communicate()
+    eventually(lambda: stack.left() == [])
+    assert stack.call("down").stdout == "millrace: stopped\n"
+
+
+def test_down_cleans_up_when_runner_and_guard_are_both_killed(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    process = stack.up()
+    stack.until(process, "ready at")
+    guard = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", f"watch {stack.state().run}"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    os.kill(int(guard), signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    eventually(lambda: len(stack.left()) == 1)
+    assert "1 processes had to be killed" in stack.call("down").stdout
+    assert stack.left() == []
+
+
+def test_a_used_port_is_named(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    with socket.create_server(("127.0.0.1", stack.port)):
+        done = stack.call("up")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"port {stack.port} is in use by pid {os.getpid()} (" in done.stderr
+    assert "; use PORT=" in done.stderr
+
+
+def test_ctrl_c_stops_dependents_first(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    process = stack.up()
+    stack.until(process, "ready at")
+    process.send_signal(signal.SIGINT)
+    stack.until(process, "millrace | stopped")
+    assert process.wait(20) == 0
+    assert stack.left() == []
+    assert stack.folder.read() is None
+
+
+def test_who_ignores_the_stop_is_killed_after_its_grace(make_stack: MakeStack) -> None:
+    stack = make_stack(STUBBORN="1")
+    process = stack.up()
+    stack.until(process, "ready at")
+    process.terminate()
+    lines = stack.until(process, "millrace | stopped")
+    assert any("middle-1 does not stop: killed" in line for line in lines)
+    assert process.wait(20) == 0
+    assert stack.left() == []

@@ -1,0 +1,195 @@
+"""A tokenizer service in this process, over real gRPC, that says what a test tells it to say."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from common.rpc import new_server, start_server
+from protos.common_pb2 import (
+    ABORTED,
+    STOPPED,
+    EngineState,
+    ErrorDetail,
+    Finish,
+    FinishReason,
+    ModelInfo,
+    SessionOpened,
+    Timings,
+)
+from protos.tokenizer_pb2 import (
+    CancelReply,
+    CancelRequest,
+    GatewayMessage,
+    Started,
+    TextBatch,
+    TextLogprob,
+    TextLogprobs,
+    TextMessage,
+    TextRequest,
+)
+from protos.tokenizer_pb2_grpc import TokenizerServicer, add_TokenizerServicer_to_server
+
+MODEL = "fake-model"
+
+
+def column(*values: int) -> bytes:
+    return array("I", values).tobytes()
+
+
+class Stream:
+    """One gateway's session as the fake sees it. Slots hold what was said to them so far."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outbox: asyncio.Queue[TextMessage | None] = asyncio.Queue()
+        self.requests: dict[int, TextRequest] = {}
+        self.text_bytes: dict[int, int] = {}
+        self.num_tokens: dict[int, int] = {}
+        self.aborted: list[int] = []
+
+    def add(self, request: TextRequest) -> None:
+        for k in range(max(1, request.limits.n)):
+            slot = request.slot + k
+            resumed = request.resumed[0] if request.resumed else None
+            self.requests[slot] = request
+            self.text_bytes[slot] = resumed.text_bytes if resumed else 0
+            self.num_tokens[slot] = len(resumed.token_ids) // 4 if resumed else 0
+
+    def say(self, batch: TextBatch) -> None:
+        self.outbox.put_nowait(TextMessage(batch=batch))
+
+    def start(self, slot: int, num_prompt_tokens: int = 5) -> None:
+        started = Started(slot=slot, num_prompt_tokens=num_prompt_tokens)
+        self.say(TextBatch(started=[started]))
+
+    def token(self, slot: int, text: str, *ids: int, logprob: float | None = None) -> None:
+        """Send one entry; its ids count up from the slot's position unless given."""
+        ids = ids or (self.num_tokens[slot] + 100,)
+        batch = TextBatch(
+            slots=column(slot),
+            text_offsets=column(self.text_bytes[slot]),
+            texts=[text],
+            counts=column(len(ids)),
+            token_offsets=column(self.num_tokens[slot]),
+            token_ids=column(*ids),
+        )
+        if logprob is not None:
+            entries = [logprob_entry(text, logprob), logprob_entry(text, logprob)]
+            entries.append(logprob_entry("other", logprob - 1))
+            index = self.num_tokens[slot]
+            batch.logprobs.append(TextLogprobs(slot=slot, index=index, entries=entries))
+        self.text_bytes[slot] += len(text.encode())
+        self.num_tokens[slot] += len(ids)
+        self.say(batch)
+
+    def finish(self, slot: int, reason: FinishReason = STOPPED, **more: Any) -> None:
+        """Send the slot's end and forget it."""
+        fields: dict[str, Any] = {
+            "num_prompt_tokens": 5,
+            "num_output_tokens": self.num_tokens.get(slot, 0),
+            "timings": Timings(queue_s=0.001, prefill_s=0.002, decode_s=0.004),
+        }
+        self.requests.pop(slot, None)
+        self.say(TextBatch(finishes=[Finish(slot=slot, reason=reason, **fields | more)]))
+
+    def fail(self, slot: int, reason: FinishReason, **detail: Any) -> None:
+        self.finish(slot, reason, error=ErrorDetail(**detail))
+
+    def state(self, **fields: Any) -> None:
+        known: dict[str, Any] = {"engine": "e0", "ready": True, "fingerprint": "fp", "kv_usage": 0.5}
+        self.outbox.put_nowait(TextMessage(state=EngineState(**known | fields)))
+
+    def break_off(self) -> None:
+        """End the stream under the gateway's feet."""
+        self.outbox.put_nowait(None)
+
+
+def logprob_entry(text: str, logprob: float) -> TextLogprob:
+    return TextLogprob(token_id=1, logprob=logprob, token=text, token_bytes=text.encode())
+
+
+def echo(words: str = "Hello there, wörld") -> Callable[[Stream, int], None]:
+    """Return a script: each word a token, then STOPPED; a replay goes on where it was."""
+
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        tokens = words.split(" ")
+        for index in range(stream.num_tokens[slot], len(tokens)):
+            stream.token(slot, tokens[index] if index == 0 else f" {tokens[index]}")
+        stream.finish(slot)
+
+    return run
+
+
+class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
+    """Runs `script(stream, slot)` for each new slot; without one the test speaks itself."""
+
+    def __init__(self, script: Callable[[Stream, int], None] | None = None) -> None:
+        self.script = script
+        self.streams: list[Stream] = []
+        self.arrivals: asyncio.Queue[tuple[Stream, int]] = asyncio.Queue()
+        self.aborts: asyncio.Queue[int] = asyncio.Queue()
+        self.cancels: list[tuple[str, str]] = []
+        self.is_ready = True
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> FakeTokenizer:
+        self._server = new_server()
+        add_TokenizerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.port = await start_server(self._server, f"127.0.0.1:{port}")
+        return self
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+    async def Session(
+        self, incoming: AsyncIterator[GatewayMessage], context: Any
+    ) -> AsyncIterator[TextMessage]:
+        stream = Stream(len(self.streams) + 1)
+        self.streams.append(stream)
+        info = ModelInfo(id=MODEL, created_s=1_700_000_000, max_model_len=4096, aliases=["alias"])
+        yield TextMessage(opened=SessionOpened(session=stream.number, models=[info]))
+        stream.state(ready=self.is_ready)
+        reader = asyncio.create_task(self._read(stream, incoming))
+        try:
+            while (message := await stream.outbox.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def _read(self, stream: Stream, incoming: AsyncIterator[GatewayMessage]) -> None:
+        async for message in incoming:
+            assert message.session == stream.number
+            for request in message.adds:
+                stream.add(request)
+                for slot in range(request.slot, request.slot + max(1, request.limits.n)):
+                    self.arrivals.put_nowait((stream, slot))
+                    if self.script is not None:
+                        self.script(stream, slot)
+            for slot in message.aborts:
+                stream.aborted.append(slot)
+                stream.requests.pop(slot, None)
+                self.aborts.put_nowait(slot)
+
+    async def Cancel(self, request: CancelRequest, context: Any) -> CancelReply:
+        self.cancels.append((request.request_id, request.tenant))
+        found = {
+            (stream.number, asked.slot): (stream, slot)
+            for stream in self.streams
+            for slot, asked in stream.requests.items()
+            if (asked.request_id, asked.limits.tenant) == (request.request_id, request.tenant)
+        }
+        for stream, slot in found.values():
+            stream.finish(slot, ABORTED)
+        return CancelReply(num_cancelled=len(found))
