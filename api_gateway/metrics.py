@@ -122,7 +122,7 @@ class Tally:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the cumulative counts as the exposition wants them."""
-        names = [floatToGoString(bound) for bound in (*self.bounds, math.inf)]
+        names = [floatToGoString(b) for b in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
         return list(zip(names, accumulate(self.counts), strict=True))
 
 

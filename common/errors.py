@@ -53,52 +53,39 @@ class ServiceError(Exception):
 
 
 class InvalidRequest(ServiceError):
-    http_status = 400
-    openai_type = "invalid_request_error"
+    http_status, openai_type = 400, "invalid_request_error"
 
 
 class Unauthorized(ServiceError):
-    http_status = 401
-    openai_type = "authentication_error"
-    default_code = "invalid_api_key"
+    http_status, openai_type, default_code = 401, "authentication_error", "invalid_api_key"
 
 
 class Forbidden(ServiceError):
-    http_status = 403
-    openai_type = "permission_error"
+    http_status, openai_type = 403, "permission_error"
 
 
 class NotFound(ServiceError):
-    http_status = 404
-    openai_type = "not_found_error"
+    http_status, openai_type = 404, "not_found_error"
 
 
 class DeadlineExceeded(ServiceError):
-    http_status = 408
-    openai_type = "timeout_error"
-    default_code = "deadline_exceeded"
+    http_status, openai_type, default_code = 408, "timeout_error", "deadline_exceeded"
 
 
 class PayloadTooLarge(ServiceError):
-    http_status = 413
-    openai_type = "invalid_request_error"
+    http_status, openai_type = 413, "invalid_request_error"
 
 
 class Unprocessable(ServiceError):
-    http_status = 422
-    openai_type = "invalid_request_error"
+    http_status, openai_type = 422, "invalid_request_error"
 
 
 class Overloaded(ServiceError):
-    http_status = 429
-    openai_type = "rate_limit_error"
-    default_code = "overloaded"
+    http_status, openai_type, default_code = 429, "rate_limit_error", "overloaded"
 
 
 class Cancelled(ServiceError):
-    http_status = 499
-    openai_type = "cancelled_error"
-    default_code = "cancelled"
+    http_status, openai_type, default_code = 499, "cancelled_error", "cancelled"
 
 
 class Internal(ServiceError):
@@ -106,15 +93,11 @@ class Internal(ServiceError):
 
 
 class Unavailable(ServiceError):
-    http_status = 503
-    openai_type = "unavailable_error"
-    default_code = "unavailable"
+    http_status, openai_type, default_code = 503, "unavailable_error", "unavailable"
 
 
 class StepTimeout(ServiceError):
-    http_status = 504
-    openai_type = "timeout_error"
-    default_code = "step_timeout"
+    http_status, openai_type, default_code = 504, "timeout_error", "step_timeout"
 
 
 BY_KIND: dict[str, type[ServiceError]] = {

@@ -3,8 +3,8 @@
 A service declares one frozen msgspec struct whose fields carry `Meta(description=…)` and bounds.
 For the service `worker` the field `model` is `worker: {model: …}` in the YAML file named by
 MILLRACE_CONFIG, MILLRACE_WORKER_MODEL in the environment (MILLRACE_WORKER_MODEL_FILE for the
-content of a file, as secrets are mounted) and `--model=…` on the command line. An unknown or
-ill-typed name is an error. Nothing else in the project reads the environment.
+content of a file, as secrets are mounted) and `--model=…` on the command line. An unknown name
+is an error. Nothing else in the project reads the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 import yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
-CONFIG_VARIABLE = "MILLRACE_CONFIG"
 
 
 class SettingsError(Exception):
@@ -36,7 +35,7 @@ def load(
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
     merged: dict[str, Any] = {}
-    if config := environ.get(CONFIG_VARIABLE):
+    if config := environ.get("MILLRACE_CONFIG"):
         merged |= (yaml.safe_load(Path(config).read_text()) or {}).get(service) or {}
     merged |= from_environment(environ, f"MILLRACE_{service.upper()}_", cls.__struct_fields__)
     merged |= from_arguments(argv)

@@ -180,12 +180,13 @@ class Registry:
             return
         replica.phase = Phase.LOST
         del self._fleet.replicas[replica.number]
+        if self._is_closing:
+            return
         log.warning("replica lost", extra={"replica": replica.number, "reason": reason})
         self._listener.lost(replica, reason)
         if process := self._processes.get(replica.number):
             end(process)
-        if not self._is_closing:
-            self._form()
+        self._form()
 
     async def close(self) -> None:
         """End all scheduler processes and the door."""

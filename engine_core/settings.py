@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1
     max_num_seqs: Annotated[
         int, Meta(description="sequences of one replica that run at a time", ge=1, le=4096)
-    ] = 64
+    ] = 256
     max_num_batched_tokens: Annotated[
         int,
         Meta(description="tokens of one step; at least max_num_seqs", ge=1, le=2**20),

@@ -32,6 +32,7 @@ from protos.worker import (
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+CONTACT_TIMEOUT_S = 30.0
 
 
 class ZmqWorkerLink:
@@ -79,6 +80,7 @@ class ZmqWorkerLink:
 
         Returns facts by rank, the number of blocks, and the slowest rank's seconds by phase.
         """
+        self._await_contact()
         deadline = self._clock() + self._join_timeout_s
         reports: dict[int, KvReport] = {}
         while len(reports) < self._world_size:
@@ -97,6 +99,15 @@ class ZmqWorkerLink:
                 ready[message.rank] = message
         slowest = max(ready.values(), key=lambda one: sum(one.startup_s.values()))
         return facts, num_blocks, slowest.startup_s
+
+    def _await_contact(self) -> None:
+        """Wait until every rank has said something: one that died with its lease never will."""
+        deadline = self._clock() + CONTACT_TIMEOUT_S
+        while len(self._peers) < self._world_size:
+            self._wait()
+            if self._clock() > deadline and len(self._peers) < self._world_size:
+                came = f"{len(self._peers)} of {self._world_size} workers came"
+                raise WorkerLost(f"{came} within {CONTACT_TIMEOUT_S:g} s")
 
     # ── computing ────────────────────────────────────────────────────────────────────────────
 
@@ -139,18 +150,22 @@ class ZmqWorkerLink:
     def _hear(self, deadline: float, why: str) -> tuple[int, FromWorker]:
         """Return the next message of a rank; raise WorkerLost(`why`) at `deadline`."""
         while not self._backlog:
-            ready = dict(self._poller.poll(int(POLL_S * 1000)))
-            if self._router.socket in ready:
-                self._receive()
-            if self._monitor in ready:
-                self._notice_disconnects()
-            now = self._clock()
-            if self._wake_on in ready or now >= self._next_attend:
-                self._next_attend = now + POLL_S
-                self._while_waiting()
-            if now > deadline and not self._backlog:
+            self._wait()
+            if self._clock() > deadline and not self._backlog:
                 raise WorkerLost(why)
         return self._backlog.popleft()
+
+    def _wait(self) -> None:
+        """Take in whatever happens first, POLL_S seconds at most."""
+        ready = dict(self._poller.poll(int(POLL_S * 1000)))
+        if self._router.socket in ready:
+            self._receive()
+        if self._monitor in ready:
+            self._notice_disconnects()
+        now = self._clock()
+        if self._wake_on in ready or now >= self._next_attend:
+            self._next_attend = now + POLL_S
+            self._while_waiting()
 
     def _receive(self) -> None:
         """Take one message in; only those of our ranks count, and heartbeats only as a sign."""

@@ -28,7 +28,7 @@ from worker.warm_up import warm_up
 log = logging.getLogger(__name__)
 
 SESSION = 1
-MAX_NUM_SEQS = 64
+MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WAITING = 1_000_000
 """In one process the caller bounds what it asks for."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 MAX_RETRIES = 10
-"""Refused connections, one in about 0.1 s, after which a scheduler is lost. A front is waited for."""
+"""Refused connections, one in 0.1 s, after which a scheduler is lost. A front is waited for."""
 _names = itertools.count()
 
 
@@ -114,7 +114,7 @@ class Link:
                     return
                 self._send(dealer, frame)
             if time.monotonic() >= next_beat:
-                next_beat += HEARTBEAT_S
+                next_beat = time.monotonic() + HEARTBEAT_S
                 if self._heartbeat is not None:
                     self._send(dealer, self._heartbeat)
 

@@ -87,3 +87,10 @@ async def served(fake: FakeTokenizer) -> AsyncIterator[tuple[Gateway, httpx.Asyn
         gateway, url = await stack.enter_async_context(serving(fake.address))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         yield gateway, http
+
+
+@pytest.fixture
+def free_address() -> str:
+    """A loopback address on which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"

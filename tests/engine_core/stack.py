@@ -111,6 +111,9 @@ class Caller:
         async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(condition)
 
+    def reasons(self) -> list[str]:
+        return list(self.states[-1].reasons) if self.states else []
+
     async def ended(self, slot: int) -> Finish:
         await self.until(lambda: slot in self.ends)
         return self.ends[slot]

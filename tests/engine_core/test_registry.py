@@ -31,7 +31,7 @@ async def served(caller: Caller, slot: int) -> None:
 async def test_two_workers_make_a_replica_with_the_lesser_memory(pairs: Stack) -> None:
     async with calling(pairs.address) as caller:
         first = FakeWorker(pairs.registry.port, max_blocks=50)
-        await caller.until(lambda: "1 workers wait for partners" in caller.states[-1].reasons)
+        await caller.until(lambda: "1 workers wait for partners" in caller.reasons())
         second = FakeWorker(pairs.registry.port, max_blocks=40)
         assert (await caller.ready()).num_blocks == 40
         await served(caller, 1)
@@ -49,7 +49,7 @@ async def test_a_worker_whose_partner_has_left_finds_another(pairs: Stack) -> No
     )
     async with calling(pairs.address) as caller:
         door.send(Hello("fake", "cpu", "m", "1"))
-        await caller.until(lambda: "1 workers wait for partners" in caller.states[-1].reasons)
+        await caller.until(lambda: "1 workers wait for partners" in caller.reasons())
         door.close()
         context.term()
         workers = [FakeWorker(pairs.registry.port) for _ in range(2)]

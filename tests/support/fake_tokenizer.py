@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -48,15 +49,16 @@ class Stream:
         self.number = number
         self.outbox: asyncio.Queue[TextMessage | None] = asyncio.Queue()
         self.requests: dict[int, TextRequest] = {}
-        self.text_bytes: dict[int, int] = {}
-        self.num_tokens: dict[int, int] = {}
+        self.requests_seen: dict[int, TextRequest] = {}
+        self.text_bytes: dict[int, int] = defaultdict(int)
+        self.num_tokens: dict[int, int] = defaultdict(int)
         self.aborted: list[int] = []
 
     def add(self, request: TextRequest) -> None:
         for k in range(max(1, request.limits.n)):
             slot = request.slot + k
             resumed = request.resumed[0] if request.resumed else None
-            self.requests[slot] = request
+            self.requests[slot] = self.requests_seen[slot] = request
             self.text_bytes[slot] = resumed.text_bytes if resumed else 0
             self.num_tokens[slot] = len(resumed.token_ids) // 4 if resumed else 0
 
@@ -101,7 +103,12 @@ class Stream:
         self.finish(slot, reason, error=ErrorDetail(**detail))
 
     def state(self, **fields: Any) -> None:
-        known: dict[str, Any] = {"engine": "e0", "ready": True, "fingerprint": "fp", "kv_usage": 0.5}
+        known: dict[str, Any] = {
+            "engine": "e0",
+            "ready": True,
+            "fingerprint": "fp",
+            "kv_usage": 0.5,
+        }
         self.outbox.put_nowait(TextMessage(state=EngineState(**known | fields)))
 
     def break_off(self) -> None:

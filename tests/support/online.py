@@ -20,7 +20,7 @@ class Online(Stack):
 
     def __init__(self, folder: Path, model: Path, *options: str) -> None:
         super().__init__(folder, HOME / "docker-compose.yml")
-        self.model = model.name
+        self.model, self.model_folder = model.name, model
         done = self.call(
             "up", "--detach", "--model", str(model), "--kv-cache-memory", "16MiB",
             "--port", str(self.port), "--ready-timeout", "60", *options,
@@ -48,6 +48,14 @@ class Online(Stack):
         assert rows, f"no series {name}"
         return sum(float(row.rpartition(" ")[2]) for row in rows)
 
+    def num_replays(self, tier: str) -> float:
+        """Return how many replays the deaths of `tier` have caused so far."""
+        if tier == "tokenizer-service":
+            return self.folder.log.read_text().count('"message":"replay"')
+        rows = self.metrics("tokenizer-service", 7101)
+        counted = [row for row in rows if row.startswith("millrace_tokenizer_replays_total")]
+        return sum(float(row.split()[1]) for row in counted)
+
     def is_idle(self) -> bool:
         """Tell whether the engine holds no sequence and no block."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -66,7 +74,7 @@ def body(model: str, prompt: str, seed: int, **fields: Any) -> dict[str, Any]:
 
 
 async def events(http: httpx.AsyncClient, path: str, sent: dict[str, Any]) -> AsyncIterator[Any]:
-    """POST and yield the JSON of every event; the last one must be [DONE]."""
+    """POST and yield the JSON of every event; after all but an error [DONE] must follow."""
     last, buffer = b"", b""
     async with http.stream("POST", path, json={**sent, "stream": True}) as reply:
         if reply.status_code != 200:
@@ -77,7 +85,7 @@ async def events(http: httpx.AsyncClient, path: str, sent: dict[str, Any]) -> As
                 last = frame.rpartition(b"data: ")[2]
                 if last.startswith(b"{"):
                     yield json.loads(last)
-    assert last == b"[DONE]", last
+    assert last == b"[DONE]" or last.startswith(b'{"error"'), last
 
 
 async def read_text(

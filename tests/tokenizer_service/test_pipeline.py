@@ -528,7 +528,11 @@ async def resume(stage: Stage, tokens: bytes | list[int], text_bytes: int, **res
     stage.gateway.texts[0] = b"?" * text_bytes
     stage.gateway.token_ids[0] = list(tokens)
     resumed = Resumed(token_ids=column(list(tokens)), text_bytes=text_bytes)
-    fields = {"attempt": 1, "resumed": [resumed], "limits": Limits(n=1, first_choice=1)} | rest
+    fields: dict[str, Any] = {
+        "attempt": 1,
+        "resumed": [resumed],
+        "limits": Limits(n=1, first_choice=1),
+    } | rest
     await stage.submit(**fields)
 
 

@@ -63,7 +63,7 @@ class GatewayStream:
 
     async def text(self, slot: int) -> tuple[str, Any]:
         """Return the whole text and the Finish of a slot."""
-        text, ends = "", []
+        text, ends = "", list[Any]()
         while not ends:
             batch = (await self.call.read()).batch
             text += text_in(batch, slot)
@@ -117,7 +117,12 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 def request(slot: int = 0, **fields: Any) -> TextRequest:
-    given = {"model": "tiny", "request_id": f"r{slot}", "slot": slot, "prompt": "Hello"}
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "request_id": f"r{slot}",
+        "slot": slot,
+        "prompt": "Hello",
+    }
     return TextRequest(**(given | fields))
 
 

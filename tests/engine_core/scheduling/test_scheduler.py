@@ -184,7 +184,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLives.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 def add(slot: int, **limits: int) -> Add:

@@ -1,0 +1,169 @@
+"""Every way in which a request can end early frees its slots below."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import httpx
+import pytest
+
+from api_gateway.__main__ import Gateway
+from protos.common_pb2 import LENGTH
+from tests.api_gateway.conftest import in_process, running, serving, until
+from tests.api_gateway.requests import chat, completion
+from tests.support.fake_tokenizer import FakeTokenizer, Stream
+
+
+def talk(stream: Stream, slot: int) -> None:
+    stream.start(slot)
+    stream.token(slot, "Once")
+
+
+async def test_a_client_that_leaves_a_stream_frees_every_slot(
+    served: tuple[Gateway, httpx.AsyncClient], fake: FakeTokenizer
+) -> None:
+    fake.script = talk
+    gateway, http = served
+    async with http.stream("POST", "/v1/chat/completions", json=chat(stream=True, n=2)) as reply:
+        await anext(reply.aiter_lines())
+    assert {await fake.aborts.get(), await fake.aborts.get()} == {1, 2}
+    await until(lambda: gateway.admission.num_active == 0)
+    assert gateway.clients.links()[0].demux.choices == {}
+    assert gateway.clients.links()[0].jobs == {}
+
+
+async def test_a_client_that_leaves_a_whole_reply_frees_its_slot(
+    served: tuple[Gateway, httpx.AsyncClient], fake: FakeTokenizer
+) -> None:
+    fake.script = None
+    _, http = served
+    asked = asyncio.create_task(http.post("/v1/chat/completions", json=chat()))
+    _, slot = await fake.arrivals.get()
+    asked.cancel()
+    assert await fake.aborts.get() == slot
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(fake: FakeTokenizer) -> None:
+    fake.script = None
+    body = json.dumps(completion(stream=True)).encode()
+    async with serving(fake.address, slow_client_timeout_s=0.3) as (gateway, url):
+        host, port = url.removeprefix("http://").split(":")
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
+        stream, slot = await fake.arrivals.get()
+        while slot not in stream.aborted:
+            stream.token(slot, "x" * 100_000)
+            await asyncio.sleep(0.01)
+        await until(lambda: gateway.admission.num_active == 0)
+        client.close()
+
+
+async def test_cancel_works_through_any_gateway(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with (
+        running(fake.address) as first,
+        running(fake.address) as second,
+        in_process(first) as here,
+        in_process(second) as there,
+    ):
+        for spelling in ("job-1", "chatcmpl-job-1"):
+            await until(lambda: len(fake.streams) == 2 and bool(second.clients.links()))
+            body = chat(request_id="job-1")
+            asked = asyncio.create_task(here.post("/v1/chat/completions", json=body))
+            await fake.arrivals.get()
+            cancelled = await there.post(f"/v1/requests/{spelling}/cancel")
+            assert cancelled.json() == {"id": spelling, "cancelled": 1}
+            reply = await asked
+            assert reply.status_code == 499
+            assert reply.json()["error"]["code"] == "cancelled"
+
+
+async def test_cancel_of_an_unknown_id_is_404_and_ids_match_exactly(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = None
+    body = chat(request_id="job-10")
+    asked = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    stream, slot = await fake.arrivals.get()
+    for other in ("job-1", "job-100", "chatcmpl-job-1", "a/b", "%20"):
+        reply = await client.post(f"/v1/requests/{other}/cancel")
+        assert reply.status_code == 404, other
+        assert reply.json()["error"]["code"] == "request_not_found"
+    stream.finish(slot)
+    assert (await asked).status_code == 200
+
+
+async def test_a_request_that_waits_for_a_tokenizer_can_be_cancelled(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        body = chat(request_id="waits")
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        stream, _ = await fake.arrivals.get()
+        await fake.stop()
+        await until(lambda: not gateway.clients.links())
+        reply = await http.post("/v1/requests/waits/cancel")
+        assert reply.json()["cancelled"] == 1
+        assert (await asked).status_code == 499
+        del stream
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_the_deadline_holds_even_if_nobody_below_keeps_it(
+    client: httpx.AsyncClient, fake: FakeTokenizer, is_stream: bool
+) -> None:
+    fake.script = None
+    reply = await client.post("/v1/chat/completions", json=chat(timeout_ms=20, stream=is_stream))
+    assert reply.status_code == 408
+    assert reply.json()["error"]["code"] == "deadline_exceeded"
+    stream, slot = await fake.arrivals.get()
+    assert 1 <= fake.streams[0].requests_seen[slot].limits.deadline_ms <= 20
+    assert await fake.aborts.get() == slot
+
+
+async def test_usage_counts_what_arrived_when_a_request_is_cut_off(
+    gateway: Gateway, client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def three_tokens(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "abc", 1, 2, 3)
+
+    fake.script = three_tokens
+    await client.post("/v1/completions", json=completion(timeout_ms=10))
+    text = (await client.get("/metrics")).text
+    assert 'millrace_generation_tokens_total{model_name="fake-model"} 3.0' in text
+    assert 'millrace_prompt_tokens_total{model_name="fake-model"} 5.0' in text
+    assert 'millrace_request_success_total{finished_reason="abort"' in text
+
+
+async def test_shutdown_lets_streams_end_and_then_tells_the_rest(fake: FakeTokenizer) -> None:
+    fake.script = talk
+    async with (
+        serving(fake.address) as (gateway, url),
+        httpx.AsyncClient(base_url=url, timeout=20) as http,
+    ):
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json=chat(stream=True)))
+        _, slot = await fake.arrivals.get()
+        gateway.admission.is_draining = True
+        refused = await http.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert (await http.get("/ready")).status_code == 503
+        await until(lambda: gateway.clients.links()[0].demux.choices[slot].num_seen > 0)
+        gateway.watch.end_all()
+        last = (await asked).text.split("\n\n")[-2]
+        assert last.startswith("event: error") and '"code":"draining"' in last
+
+
+async def test_length_is_an_ordinary_end(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def to_the_limit(stream: Stream, slot: int) -> None:
+        stream.token(slot, "abc")
+        stream.finish(slot, LENGTH)
+
+    fake.script = to_the_limit
+    reply = await client.post("/v1/completions", json=completion(max_tokens=1))
+    assert reply.json()["choices"][0]["finish_reason"] == "length"

@@ -1,0 +1,237 @@
+"""Bad bodies: each is refused with a 4xx that names the field, and the next request works."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from api_gateway.__main__ import Gateway
+from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.requests import chat, completion
+from tests.support.fake_tokenizer import MODEL, FakeTokenizer
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+M = f'"model":"{MODEL}"'.encode()
+MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
+
+
+def raw(*fields: bytes) -> bytes:
+    return b"{" + b",".join((M, *fields)) + b"}"
+
+
+def messages(*given: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": list(given)}
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return messages({"role": "user", "content": list(parts)})
+
+
+TEXT_PART = {"type": "text", "text": "x"}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://example.com/x.png"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+
+CASES: list[tuple[str, Any, str | None]] = [
+    # not JSON, or not an object
+    (CHAT, b"", None),
+    (CHAT, b"{", None),
+    (CHAT, b"hello", None),
+    (CHAT, b"[]", None),
+    (CHAT, b"null", None),
+    (CHAT, b'"text"', None),
+    (CHAT, b"\xff\xfe{}", None),
+    (CHAT, raw(MESSAGES) + b"x", None),
+    (CHAT, raw(MESSAGES, b'"user":' + b"[" * 100_000 + b"]" * 100_000), None),
+    (CHAT, b'{"a":' * 50_000 + b"1" + b"}" * 50_000, None),
+    (CHAT, raw(MESSAGES, b'"temperature":NaN'), "temperature"),
+    (CHAT, raw(MESSAGES, b'"top_p":-Infinity'), "top_p"),
+    (CHAT, raw(MESSAGES, b'"temperature":1e999'), "temperature"),
+    (CHAT, raw(b'"messages":[{"role":"user","content":"\\ud800"}]'), "messages[0].content"),
+    (CHAT, raw(b'"messages":[{"role":"user","content":"\xc3"}]'), "messages[0].content"),
+    (COMPLETIONS, raw(b'"prompt":"\xed\xa0\x80"'), "prompt"),
+    (COMPLETIONS, raw(b'"prompt":"x","\\udc00":1'), "?"),
+    # fields that are missing, unknown or of the wrong type
+    (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, "model"),
+    (CHAT, {"model": 1, "messages": [{"role": "user", "content": "hi"}]}, "model"),
+    (CHAT, {"model": None, "messages": [{"role": "user", "content": "hi"}]}, "model"),
+    (CHAT, {"model": MODEL}, "messages"),
+    (COMPLETIONS, {"model": MODEL}, "prompt"),
+    (CHAT, chat(temprature=1), "temprature"),
+    (CHAT, chat(prompt="x"), "prompt"),
+    (COMPLETIONS, completion(messages=[]), "messages"),
+    (CHAT, chat(temperature="hot"), "temperature"),
+    (CHAT, chat(temperature=True), "temperature"),
+    (CHAT, chat(max_tokens="5"), "max_tokens"),
+    (CHAT, chat(max_tokens=5.5), "max_tokens"),
+    (CHAT, chat(stream="yes"), "stream"),
+    (CHAT, chat(stop=5), "stop"),
+    (CHAT, chat(stop=["a", 1]), "stop[1]"),
+    (CHAT, chat(seed=1.5), "seed"),
+    (CHAT, chat(n=[]), "n"),
+    (CHAT, chat(logprobs=3), "logprobs"),
+    (COMPLETIONS, completion(logprobs=True), "logprobs"),
+    (CHAT, chat(stream=True, stream_options={"usage": True}), "stream_options.usage"),
+    (CHAT, chat(chat_template_kwargs={"x": [1]}), "chat_template_kwargs"),
+    # bounds
+    (CHAT, chat(temperature=-1), "temperature"),
+    (CHAT, chat(temperature=2.5), "temperature"),
+    (CHAT, chat(top_p=1.1), "top_p"),
+    (CHAT, chat(top_k=-2), "top_k"),
+    (CHAT, chat(top_k=2**40), "top_k"),
+    (CHAT, chat(min_p=-0.1), "min_p"),
+    (CHAT, chat(presence_penalty=3), "presence_penalty"),
+    (CHAT, chat(frequency_penalty=-3), "frequency_penalty"),
+    (CHAT, chat(repetition_penalty=0), "repetition_penalty"),
+    (CHAT, chat(max_tokens=0), "max_tokens"),
+    (CHAT, chat(max_completion_tokens=-5), "max_completion_tokens"),
+    (CHAT, chat(max_tokens=5, max_completion_tokens=6), "max_completion_tokens"),
+    (CHAT, chat(max_tokens=2, min_tokens=3), "min_tokens"),
+    (CHAT, chat(n=0), "n"),
+    (CHAT, chat(n=9), "n"),
+    (CHAT, chat(n=10**6), "n"),
+    (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 400), "seed"),
+    (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 9000), None),
+    (CHAT, chat(priority=5000), "priority"),
+    (CHAT, chat(timeout_ms=0), "timeout_ms"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+    (CHAT, chat(top_logprobs=2), "top_logprobs"),
+    (COMPLETIONS, completion(logprobs=21), "logprobs"),
+    (CHAT, chat(stop=""), "stop"),
+    (CHAT, chat(stop=["a", ""]), "stop[1]"),
+    (CHAT, chat(stop=["x"] * 17), "stop"),
+    (CHAT, chat(stop="x" * 257), "stop"),
+    (CHAT, chat(stop_token_ids=[1] * 257), "stop_token_ids"),
+    (CHAT, chat(stop_token_ids=[-1]), "stop_token_ids[0]"),
+    (CHAT, chat(logit_bias={"one": 1}), "logit_bias"),
+    (CHAT, chat(logit_bias={"1": 101}), "logit_bias"),
+    (CHAT, chat(logit_bias={str(k): 1 for k in range(1025)}), "logit_bias"),
+    (CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
+    (CHAT, chat(cache_salt="no spaces"), "cache_salt"),
+    (CHAT, chat(request_id="no spaces"), "request_id"),
+    (CHAT, chat(request_id="x" * 129), "request_id"),
+    (CHAT, chat(request_id=""), "request_id"),
+    # messages
+    (CHAT, messages(), "messages"),
+    (CHAT, chat() | {"messages": "hi"}, "messages"),
+    (CHAT, messages("hi"), "messages[0]"),
+    (CHAT, messages({"content": "hi"}), "messages[0].role"),
+    (CHAT, messages({"role": "king", "content": "hi"}), "messages[0].role"),
+    (CHAT, messages({"role": "user"}), "messages[0].content"),
+    (CHAT, messages({"role": "user", "content": None}), "messages[0].content"),
+    (CHAT, messages({"role": "user", "content": 5}), "messages[0].content"),
+    (CHAT, messages({"role": "user", "content": "x", "mood": 1}), "messages[0].mood"),
+    (CHAT, messages({"role": "user", "content": "x", "tool_calls": [
+        {"function": {"name": "f", "arguments": "{}"}}]}), "messages[0].tool_calls"),
+    (CHAT, content(TEXT_PART, IMAGE), "messages[0].content[1].image_url"),
+    (CHAT, content(AUDIO), "messages[0].content[0].input_audio"),
+    (CHAT, content({"type": "file", "file": {}}), "messages[0].content[0].file"),
+    (CHAT, content({"text": "x"}), "messages[0].content[0].type"),
+    (CHAT, content({"type": "text"}), "messages[0].content[0].text"),
+    (CHAT, content({"type": "text", "text": "x", "y": 1}), "messages[0].content[0].y"),
+    (CHAT, content("x"), "messages[0].content[0]"),
+    (CHAT, chat(continue_final_message=True, add_generation_prompt=True), "continue_final_message"),
+    (CHAT, chat(chat_template_kwargs={"messages": 1}), "chat_template_kwargs"),
+    (CHAT, chat(chat_template_kwargs={"chat_template": "x"}), "chat_template_kwargs"),
+    # prompts
+    (COMPLETIONS, completion(prompt=[]), "prompt"),
+    (COMPLETIONS, completion(prompt=[[]]), "prompt[0]"),
+    (COMPLETIONS, completion(prompt=["a", 1]), "prompt"),
+    (COMPLETIONS, completion(prompt=[[1], [-1]]), "prompt[1][0]"),
+    (COMPLETIONS, completion(prompt=[2**32]), "prompt[0]"),
+    (COMPLETIONS, completion(prompt=[True]), "prompt[0]"),
+    (COMPLETIONS, completion(prompt=None), "prompt"),
+    (COMPLETIONS, completion(prompt={"text": "x"}), "prompt"),
+    (COMPLETIONS, completion(prompt=["x"] * 100, n=8), "prompt"),
+    # known, not served
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+    (CHAT, chat(tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(functions=[{"name": "f"}]), "functions"),
+    (CHAT, chat(response_format={"type": "json_object"}), "response_format"),
+    (CHAT, chat(reasoning_effort="low"), "reasoning_effort"),
+    (CHAT, chat(modalities=["text", "audio"]), "modalities"),
+    (CHAT, chat(session_id="s"), "session_id"),
+    (CHAT, chat(samplers=["top_k"]), "samplers"),
+    (CHAT, chat(kv_transfer_params={}), "kv_transfer_params"),
+    (CHAT, chat(chat_template="{{ x }}"), "chat_template"),
+    (CHAT, chat(store=True), "store"),
+    (COMPLETIONS, completion(echo=True), "echo"),
+    (COMPLETIONS, completion(best_of=2), "best_of"),
+    (COMPLETIONS, completion(best_of=True), "best_of"),
+    (COMPLETIONS, completion(suffix="x"), "suffix"),
+    (COMPLETIONS, completion(prompt_logprobs=0), "prompt_logprobs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+async def test_a_bad_body_is_named_and_harms_nobody(
+    client: httpx.AsyncClient, fake: FakeTokenizer, number: int
+) -> None:
+    path, body, param = CASES[number]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = await client.post(path, content=content)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param, error
+    assert error["type"] == "invalid_request_error" and error["message"] and error["code"]
+    assert fake.arrivals.empty()
+    assert (await client.post(path, json=good(path))).status_code == 200
+
+
+def good(path: str) -> dict[str, Any]:
+    return chat() if path == CHAT else completion()
+
+
+NEUTRAL: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"tools": [], "tool_choice": "none", "functions": None, "parallel_tool_calls": True}),
+    (CHAT, {"response_format": {"type": "text"}, "modalities": ["text"], "store": False}),
+    (CHAT, {"temperature": None, "max_tokens": None, "stop": None, "seed": None, "n": None}),
+    (CHAT, {"top_k": -1, "seed": -1, "user": "u", "priority": -3, "cache_salt": "a-b_1"}),
+    (CHAT, {"max_tokens": 5, "max_completion_tokens": 5, "stop": [], "logit_bias": {"5": -100}}),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "x": 1.5}, "service_tier": "auto"}),
+    (COMPLETIONS, {"echo": False, "best_of": 1, "suffix": None, "add_special_tokens": True}),
+    (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 0, "max_tokens": 1, "top_p": 1}),
+]
+
+
+@pytest.mark.parametrize("path, more", NEUTRAL)
+async def test_fields_that_ask_for_nothing_are_accepted(
+    client: httpx.AsyncClient, path: str, more: dict[str, Any]
+) -> None:
+    reply = await client.post(path, json=good(path) | more)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_bodies_over_the_limit_are_413(client: httpx.AsyncClient) -> None:
+    big = json.dumps(completion(prompt="x" * 2**22)).encode()
+
+    async def pieces():  # type: ignore[no-untyped-def]
+        for at in range(0, len(big), 2**20):
+            yield big[at : at + 2**20]
+
+    for content in (big, pieces()):
+        reply = await client.post(COMPLETIONS, content=content)
+        assert reply.status_code == 413, reply.text
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+
+
+async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokenizer) -> None:
+    async with running(fake.address, lenient=True) as gateway, in_process(gateway) as http:
+        assert (await http.post(CHAT, json=chat(temprature=1))).status_code == 200
+        assert (await http.post(CHAT, json=chat(temperature=9))).status_code == 400
+        assert (await http.post(CHAT, json=chat(reasoning_effort="low"))).status_code == 400
+
+
+async def test_a_failure_of_ours_is_a_500_that_says_nothing_of_our_insides(
+    gateway: Gateway, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(gateway.clients, "model", broken)
+    reply = await client.post(CHAT, json=chat())
+    assert reply.status_code == 500 and "secret" not in reply.text
+    assert reply.json()["error"]["code"] == "internal"

@@ -1,0 +1,152 @@
+"""A tokenizer may die in mid-stream: the client sees one stream without gap or duplicate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from api_gateway.__main__ import Gateway
+from tests.api_gateway.conftest import in_process, running, until
+from tests.api_gateway.requests import chat, completion, events, text_of
+from tests.support.fake_tokenizer import FakeTokenizer, Stream, column, echo
+
+WORDS = "zero öne two thrée four five"
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[FakeTokenizer, FakeTokenizer]]:
+    first, second = await FakeTokenizer().start(), await FakeTokenizer(echo(WORDS)).start()
+    yield first, second
+    await first.stop()
+    await second.stop()
+
+
+def tell(stream: Stream, slot: int, num_words: int) -> None:
+    stream.start(slot)
+    for index, word in enumerate(WORDS.split(" ")[:num_words]):
+        stream.token(slot, word if index == 0 else f" {word}")
+
+
+@pytest.mark.parametrize("num_words", range(7))
+async def test_a_stream_goes_on_where_it_was(fake: FakeTokenizer, num_words: int) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        body = completion(stream=True, seed=7)
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        stream, slot = await fake.arrivals.get()
+        tell(stream, slot, num_words)
+        stream.break_off()
+        fake.script = echo(WORDS)
+        shown = events((await asked).text)
+    assert text_of(shown) == WORDS
+    first, again = stream.requests_seen[slot], fake.streams[1].requests_seen[1]
+    assert (first.attempt, again.attempt) == (0, 1)
+    assert again.sampling == first.sampling and again.limits.first_choice == 0
+    assert again.resumed[0].token_ids == column(*range(100, 100 + num_words))
+    assert again.resumed[0].text_bytes == len(" ".join(WORDS.split(" ")[:num_words]).encode())
+
+
+async def test_another_tokenizer_takes_over_all_choices(
+    pair: tuple[FakeTokenizer, FakeTokenizer],
+) -> None:
+    first, second = pair
+    async with running(f"{first.address},{second.address}") as gateway, in_process(gateway) as http:
+        await until(lambda: len(gateway.clients.links()) == 2)
+        keep_off(gateway, second)
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json=chat(n=2)))
+        (stream, one), (_, two) = await first.arrivals.get(), await first.arrivals.get()
+        tell(stream, one, 6)
+        stream.finish(one)
+        tell(stream, two, 2)
+        await until(lambda: stream.outbox.empty())
+        await first.stop()
+        reply = (await asked).json()
+    assert [c["message"]["content"] for c in reply["choices"]] == [WORDS, WORDS]
+    assert reply["usage"]["completion_tokens"] == 12
+    taken = list(second.streams[0].requests_seen.values())
+    assert len(taken) == 1 and taken[0].limits.first_choice == 1 and taken[0].limits.n == 1
+
+
+def keep_off(gateway: Gateway, fake: FakeTokenizer) -> None:
+    """Make the other tokenizer the less loaded one."""
+    link = next(link for link in gateway.clients.links() if link.address == fake.address)
+    link.states.clear()
+
+
+async def test_three_losses_end_a_request(fake: FakeTokenizer) -> None:
+    def die(stream: Stream, slot: int) -> None:
+        stream.break_off()
+
+    fake.script = die
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        reply = await http.post("/v1/chat/completions", json=chat())
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "replica_lost"
+        assert len(fake.streams) >= 3
+        fake.script = echo()
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_a_gap_is_replayed_and_a_duplicate_dropped(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion()))
+        stream, slot = await fake.arrivals.get()
+        tell(stream, slot, 2)
+        stream.text_bytes[slot], stream.num_tokens[slot] = 0, 0
+        tell(stream, slot, 3)  # the first two come twice
+        stream.num_tokens[slot] += 1
+        stream.token(slot, "lost: its forerunner never came")
+        fake.script = echo(WORDS)
+        reply = (await asked).json()
+        assert await fake.aborts.get() == slot
+    assert reply["choices"][0]["text"] == WORDS
+    assert reply["usage"]["completion_tokens"] == 6
+
+
+async def test_news_of_dead_slots_is_dropped(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def twice(stream: Stream, slot: int) -> None:
+        echo()(stream, slot)
+        stream.text_bytes[slot] = stream.num_tokens[slot] = 0
+        echo("late words")(stream, slot)
+        stream.token(slot + 1000, "nobody's")
+
+    fake.script = twice
+    for _ in range(2):
+        reply = await client.post("/v1/completions", json=completion())
+        assert reply.json()["choices"][0]["text"] == "Hello there, wörld"
+
+
+async def test_a_ragged_batch_costs_the_stream_not_the_request(fake: FakeTokenizer) -> None:
+    from protos.tokenizer_pb2 import TextBatch
+
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion()))
+        stream, slot = await fake.arrivals.get()
+        fake.script = echo(WORDS)
+        stream.say(TextBatch(slots=column(slot), texts=["a", "b"]))
+        assert (await asked).json()["choices"][0]["text"] == WORDS
+    assert len(fake.streams) == 2
+
+
+async def test_nobody_there_is_503_and_says_when_to_come_back(free_address: str) -> None:
+    async with running(free_address) as gateway, in_process(gateway) as http:
+        gateway.clients._wait_timeout_s = 0.05
+        reply = await http.post("/v1/chat/completions", json=chat())
+        assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
+        assert reply.json()["error"]["code"] == "no_tokenizer"
+
+
+async def test_a_request_waits_for_a_tokenizer_that_is_about_to_come(free_address: str) -> None:
+    async with running(free_address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion()))
+        await until(lambda: gateway.admission.num_active == 1)
+        fake = await FakeTokenizer(echo()).start(int(free_address.rpartition(":")[2]))
+        assert (await asked).status_code == 200
+        await fake.stop()

@@ -1,0 +1,55 @@
+"""The table of states: nothing leaves an end, and what is planned for later is already there."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from engine_core.scheduling.request import FinishReason, Request
+from engine_core.scheduling.sequence import FINISHED, TRANSITIONS, Sequence, Status
+from protos.worker import Limits
+
+
+def sequence() -> Sequence:
+    limits = Limits(4, min_tokens=1)
+    request = Request(1, 2, "r", array("I", [1, 2]), (), limits, frozenset([9]), b"", 0, 5.0, None)
+    return Sequence(1, request, 0, 100)
+
+
+def test_every_state_is_in_the_table_and_can_end() -> None:
+    assert set(TRANSITIONS) == set(Status)
+    ends = set(FINISHED.values())
+    assert len(ends) == len(FinishReason) - 1
+    for status, following in TRANSITIONS.items():
+        assert following == frozenset() if status in ends else ends <= following
+    assert Status.WAITING in TRANSITIONS[Status.WAITING_FOR_GRAMMAR]
+    assert Status.WAITING in TRANSITIONS[Status.WAITING_FOR_REMOTE_KVS]
+    assert Status.RUNNING not in TRANSITIONS[Status.PREEMPTED]
+
+
+def test_a_move_off_the_table_is_caught() -> None:
+    row = sequence()
+    with pytest.raises(AssertionError, match="WAITING → .*PREEMPTED"):
+        row.move(Status.PREEMPTED)
+
+
+def test_endings() -> None:
+    row = sequence()
+    row.tokens.append(9)
+    assert row.ending() is FinishReason.UNFINISHED  # before min_tokens
+    row.tokens.append(9)
+    assert row.ending() is FinishReason.STOPPED
+    row.tokens.extend([8, 9])
+    assert row.ending() is FinishReason.STOPPED  # stopping outranks the length
+    row.tokens[-1] = 8
+    assert row.ending() is FinishReason.LENGTH
+
+
+def test_phases() -> None:
+    row = sequence()
+    assert row.phases(6.0) == (1.0, 0.0, 0.0)
+    row.scheduled_at = 7.0
+    assert row.phases(8.0) == (2.0, 1.0, 0.0)
+    row.first_token_at, row.last_token_at = 10.0, 14.0
+    assert row.phases(99.0) == (2.0, 3.0, 4.0)
