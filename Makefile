@@ -33,7 +33,7 @@ down: ## stop what `make up DETACH=1` started
 	@test ! -x $(VENV)/bin/millrace || $(VENV)/bin/millrace down
 
 logs: ## follow the logs of the stack
-	@$(VENV)/bin/millrace logs
+	@$(VENV)/bin/millrace logs -f
 
 test: $(VENV)/.stamp ## run the whole CPU suite (under five minutes on two cores)
 	$(PY) -m pytest $(ARGS)

@@ -1,6 +1,7 @@
 """`millrace <command>`: a table of commands, each a module with `add_arguments` and `run`.
 
-A command's module is imported only when it is called: `millrace down` needs no NumPy.
+A program of its own has `main` instead. A command's module is imported only when it is called:
+`millrace down` needs no NumPy.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def usage() -> str:
 def _run(name: str, argv: list[str]) -> int:
     path, what = COMMANDS[name]
     module = importlib.import_module(path)
+    if hasattr(module, "main"):
+        return int(module.main(argv))
     parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
     module.add_arguments(parser)
     try:

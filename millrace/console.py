@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_LOG_BYTES = 64 * 2**20
+BYTES_PER_LINE = 512
+"""A guess, for finding the last lines."""
 _COLOURS = (36, 33, 35, 32, 34, 31)
 RUNNER = "millrace"
 
@@ -32,7 +34,7 @@ def tail(path: Path, num_lines: int) -> list[str]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 512 * num_lines))
+        file.seek(max(0, path.stat().st_size - BYTES_PER_LINE * num_lines))
         return file.read().decode(errors="replace").splitlines()[-num_lines:]
 
 

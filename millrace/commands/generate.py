@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from common import logs
 from common.errors import ServiceError
 from millrace.errors import CommandError
 from millrace.llm import LLM
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes; return the exit status."""
+    logs.setup("millrace", "error")  # standard error is for mistakes
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
     try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.console import coloured, is_terminal, tail
+from millrace.console import BYTES_PER_LINE, coloured, is_terminal, tail
 from millrace.errors import CommandError
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project
@@ -50,10 +50,10 @@ def _wanted(line: str, services: list[str]) -> bool:
 
 def follow(state: StateFolder, num_lines: int) -> Iterator[str]:
     """Yield the last lines and then every new one, until the stack stops."""
-    yield from tail(state.log, num_lines)
     file = state.log.open(errors="replace")
-    file.seek(0, 2)
-    partial = ""
+    file.seek(max(0, state.log.stat().st_size - BYTES_PER_LINE * num_lines))
+    *lines, partial = file.read().split("\n")
+    yield from lines[len(lines) - num_lines :] if num_lines < len(lines) else lines
     while True:
         alive = state.running() is not None  # asked first: what it wrote last is still read
         while chunk := file.readline():

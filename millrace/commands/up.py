@@ -123,6 +123,8 @@ def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
         raise CommandError(f"--quantization {args.quantization} does not exist yet; leave it out")
     if args.workers and args.workers % (args.tensor_parallel_size or 1):
         raise CommandError("--workers must be a multiple of --tensor-parallel-size")
+    if variables.get("TENSOR_PARALLEL_SIZE", "1") != "1":
+        raise CommandError("--tensor-parallel-size above 1 does not exist yet; leave it out")
     if variables.get("DEVICE", "cpu") != "cpu":
         raise CommandError(f"device {variables['DEVICE']} does not exist yet; use --device cpu")
 

@@ -14,6 +14,7 @@ from protos.worker import (
     Allocate,
     ExecutePlan,
     FromWorker,
+    Heartbeat,
     KvReport,
     ModelFacts,
     StepResult,
@@ -115,6 +116,15 @@ def test_no_room_for_one_block_names_the_knob(pair: Pair) -> None:
 
 
 def test_nobody_comes(pair: Pair) -> None:
+    pair.clock.is_fast = True
+    with pytest.raises(WorkerLost, match="0 of 1 workers came within 30 s"):
+        pair.link.join()
+
+
+def test_a_worker_that_never_loads(pair: Pair) -> None:
+    pair.worker.send(Heartbeat(0))
+    while not pair.link._peers:
+        pair.link._wait()
     pair.clock.is_fast = True
     with pytest.raises(WorkerLost, match="0 of 1 workers loaded within 60 s"):
         pair.link.join()

@@ -45,7 +45,12 @@ def test_up_gives_every_replica_its_ports_and_down_takes_all_away(make_stack: Ma
     assert "fake: listening" in stack.call("logs", "door").stdout
     assert "middle" not in stack.call("logs", "door-1").stdout
 
-    done = stack.call("down")
+    with subprocess.Popen(
+        stack.command("logs", "-f", "millrace"), stdout=subprocess.PIPE, text=True
+    ) as following:
+        done = stack.call("down")
+        said, _ = following.communicate(timeout=20)
+    assert [line.split(" | ")[1] for line in said.splitlines()] == ["stopping", "stopped"]
     assert (done.returncode, done.stdout) == (0, "millrace: stopped\n")
     assert stack.left() == []
     ports = {port for r in state.replicas for port in r.ports.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,9 @@ def body(model: str, prompt: str, seed: int, **fields: Any) -> dict[str, Any]:
     return {"model": model, "prompt": prompt, "seed": seed, "temperature": 1, **fields}
 
 
-async def events(http: httpx.AsyncClient, path: str, sent: dict[str, Any]) -> AsyncIterator[Any]:
+async def events(
+    http: httpx.AsyncClient, path: str, sent: dict[str, Any]
+) -> AsyncGenerator[Any, None]:
     """POST and yield the JSON of every event; after all but an error [DONE] must follow."""
     last, buffer = b"", b""
     async with http.stream("POST", path, json={**sent, "stream": True}) as reply:

@@ -1,0 +1,373 @@
+"""The offline face on every model folder at hand: the very tiers of a server, in one process.
+
+The tiny folder is made here; the demo model and the golden folders join when they are present; the
+tests marked `model` run on a user's own folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest, ServiceError
+from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams
+from millrace.cli import main
+from millrace.project import DEMO_MODEL
+from tests.conftest import ROOT
+from tests.support.tiny_model import write_tiny_model
+
+KV_CACHE_MEMORY = "8MiB"
+GOLDEN = sorted((ROOT / "tests" / "golden").glob("qwen2-tiny-*"))
+DEMO = [DEMO_MODEL] if (DEMO_MODEL / "config.json").exists() else []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module", params=["tiny", *DEMO], ids=lambda p: Path(p).name)
+def llm(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LLM]:
+    """Folders with a tokenizer."""
+    folder = tiny if request.param == "tiny" else request.param
+    with LLM(folder, kv_cache_memory=KV_CACHE_MEMORY) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["tiny", *GOLDEN], ids=lambda p: Path(p).name)
+def ids_llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> (
+    Iterator[LLM]
+):  # fmt: skip
+    """Folders without one."""
+    folder = request.param
+    if folder == "tiny":
+        folder = write_tiny_model(tmp_path_factory.mktemp("models") / "ids", tokenizer=False)
+    with LLM(folder, kv_cache_memory=KV_CACHE_MEMORY) as opened:
+        yield opened
+
+
+def sampled(seed: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 16, "seed": seed, "temperature": 1.0, **fields})
+
+
+def text(output: RequestOutput) -> str:
+    return output.outputs[0].text
+
+
+def ids(output: RequestOutput) -> list[int]:
+    return output.outputs[0].token_ids
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["one", {"prompt": "two"}, {"prompt_token_ids": [1, 2, 3]}]
+    outputs = llm.generate(prompts, [sampled(i, max_tokens=4 + i) for i in range(3)])
+    assert [output.prompt for output in outputs] == ["one", "two", None]
+    assert outputs[2].prompt_token_ids == [1, 2, 3]
+    assert outputs[0].prompt_token_ids
+    for index, output in enumerate(outputs):
+        assert output.finished
+        assert output.num_prompt_tokens == len(output.prompt_token_ids or ())
+        assert output.outputs[0].finish_reason in ("length", "stop")
+        assert 1 <= len(ids(output)) <= 4 + index
+    assert len({output.request_id for output in outputs}) == 3
+
+
+def test_the_text_is_the_tokens_text(llm: LLM) -> None:
+    (output,) = llm.generate("Hello", sampled(1, logprobs=0))
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None and len(logprobs) == len(ids(output))
+    pieces = b"".join(row[i].token_bytes for row, i in zip(logprobs, ids(output), strict=True))
+    assert pieces.decode(errors="replace").startswith(text(output)[:8])
+
+
+def test_a_stream_joined_is_the_answer(llm: LLM) -> None:
+    (whole,) = llm.generate("Hello", sampled(3))
+    deltas = list(llm.stream("Hello", sampled(3)))
+    assert len(deltas) > 1
+    assert "".join(map(text, deltas)) == text(whole)
+    assert [i for delta in deltas for i in ids(delta)] == ids(whole)
+    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[-1].outputs[0].finish_reason == whole.outputs[0].finish_reason
+
+
+def test_leaving_a_stream_early_costs_nothing(llm: LLM) -> None:
+    stream = llm.stream("Hello", sampled(3, max_tokens=200, ignore_eos=True))
+    first = next(stream)
+    stream.close()
+    (whole,) = llm.generate("Hello", sampled(3))
+    assert text(whole).startswith(text(first))
+
+
+def test_chat_uses_the_folders_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    (answer,) = llm.chat(messages, sampled(5))
+    assert answer.prompt_token_ids
+    (same,) = llm.generate({"prompt_token_ids": answer.prompt_token_ids}, sampled(5))
+    assert text(same) == text(answer)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    both = llm.chat([messages, parts], sampled(5))
+    assert [text(one) for one in both] == [text(answer)] * 2
+    assert len(list(llm.stream({"messages": messages}, sampled(5)))) > 1
+
+
+def test_many_prompts_at_once_are_each_as_if_alone(llm: LLM) -> None:
+    prompts = [f"{'word ' * (i % 7)}{i}" for i in range(300)]
+    params = [sampled(i, max_tokens=1 + i % 12) for i in range(300)]
+    together = llm.generate(prompts, params)
+    for index in range(0, 300, 37):
+        (alone,) = llm.generate(prompts[index], params[index])
+        assert ids(alone) == ids(together[index])
+        assert text(alone) == text(together[index])
+
+
+def test_seeds(llm: LLM) -> None:
+    def draw(seed: int | None) -> list[int]:
+        return ids(llm.generate("Hello", SamplingParams(seed=seed, temperature=1.5))[0])
+
+    assert draw(1) == draw(1)
+    assert draw(-1) == draw(2**64 - 1)
+    assert len({tuple(draw(None)) for _ in range(8)}) > 1
+    greedy = [ids(llm.generate("Hello", sampled(s, temperature=0))[0]) for s in (1, 2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_a_seeded_run_is_repeatable(tiny: Path) -> None:
+    runs = []
+    for _ in range(2):
+        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, seed=7) as llm:
+            runs.append([ids(output) for output in llm.generate(["a", "a", "b"])])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_several_answers(llm: LLM) -> None:
+    (output,) = llm.generate("Hello", sampled(1, n=3, temperature=1.5))
+    assert [one.index for one in output.outputs] == [0, 1, 2]
+    assert len({tuple(one.token_ids) for one in output.outputs}) == 3
+    (first,) = llm.generate("Hello", sampled(1, temperature=1.5))
+    assert ids(first) == output.outputs[0].token_ids
+
+
+def test_stop_strings(llm: LLM) -> None:
+    (whole,) = llm.generate("Hello", sampled(1, ignore_eos=True))
+    stop = text(whole)[3:5]
+    (cut,) = llm.generate("Hello", sampled(1, ignore_eos=True, stop=stop))
+    assert text(cut) == text(whole)[: text(whole).index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    with_stop = sampled(1, ignore_eos=True, stop=[stop], include_stop_str_in_output=True)
+    (kept,) = llm.generate("Hello", with_stop)
+    assert text(kept) == text(cut) + stop
+
+
+def test_stop_token_ids(llm: LLM) -> None:
+    (whole,) = llm.generate("Hello", sampled(1, ignore_eos=True))
+    stop = ids(whole)[5]
+    (cut,) = llm.generate("Hello", sampled(1, ignore_eos=True, stop_token_ids=[stop]))
+    assert ids(cut) == ids(whole)[: ids(whole).index(stop) + 1]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_logprobs(llm: LLM) -> None:
+    (output,) = llm.generate("Hello", sampled(1, temperature=0, logprobs=3))
+    rows = output.outputs[0].logprobs
+    assert rows is not None
+    for row, token_id in zip(rows, ids(output), strict=True):
+        values = [candidate.logprob for candidate in row.values()]
+        assert next(iter(row)) == token_id
+        assert len(row) == 3 and values == sorted(values, reverse=True) and values[0] <= 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        (5, {}, "a prompt must be a string"),
+        ({"text": "x"}, {}, "a prompt must be a string"),
+        ({"prompt": "x", "suffix": "y"}, {}, "may not also have \\['suffix'\\]"),
+        ({"prompt_token_ids": []}, {}, "the prompt is empty"),
+        ({"prompt_token_ids": [-1]}, {}, "has -1, no id"),
+        ({"prompt_token_ids": [10**9]}, {}, "but the vocabulary has"),
+        ({"messages": [{"content": "x"}]}, {}, "a message must have a role"),
+        ({"messages": [{"role": "user"}], "tool": 1}, {}, "unknown chat options \\['tool'\\]"),
+        ("x", {"max_tokens": 10**6}, "max_tokens is 1000000"),
+        ("x", {"stop_token_ids": [10**6]}, "stop_token_ids has token id 1000000"),
+    ],
+)
+def test_bad_input_is_refused(llm: LLM, prompt: Any, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate([prompt], SamplingParams(**params))
+
+
+def test_one_bad_prompt_ends_the_call_and_nothing_else(llm: LLM) -> None:
+    with pytest.raises(ServiceError):
+        llm.generate(["good", {"prompt_token_ids": [10**9]}], sampled(1, max_tokens=100))
+    with pytest.raises(InvalidRequest, match="2 params for 1 prompts"):
+        llm.generate(["x"], [sampled(1), sampled(2)])
+    assert len(llm.generate("good", sampled(1))) == 1
+
+
+def test_the_longest_sequence_can_be_lowered_not_raised(tiny: Path) -> None:
+    for asked, allowed in ((64, 64), (10**6, 512)):
+        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, max_model_len=asked) as llm:
+            with pytest.raises(InvalidRequest, match=f"the prompt has 5 tokens of {allowed}:"):
+                llm.generate("Hello", sampled(1, max_tokens=allowed))
+            fitting = sampled(1, max_tokens=allowed - 5, ignore_eos=True)
+            assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5
+
+
+def test_a_folder_without_a_tokenizer_works_with_ids(ids_llm: LLM) -> None:
+    prompts = [{"prompt_token_ids": [1, 2, 3 + i]} for i in range(6)]
+    together = ids_llm.generate(prompts, sampled(1, temperature=0))
+    alone = [ids_llm.generate(prompt, sampled(1, temperature=0))[0] for prompt in prompts]
+    assert [ids(one) for one in together] == [ids(one) for one in alone]
+    assert all(text(one) == "" for one in together)
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        ids_llm.generate("text")
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
+    golden = json.loads((folder / "golden.json").read_text())["prompts"]
+    with LLM(folder, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+        outputs = llm.generate(
+            [{"prompt_token_ids": row["ids"]} for row in golden],
+            [
+                sampled(1, temperature=0, max_tokens=len(row["greedy_ids"]), ignore_eos=True)
+                for row in golden
+            ],
+        )
+    assert [ids(output) for output in outputs] == [row["greedy_ids"] for row in golden]
+
+
+# ── opening and closing ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "/nowhere"}, "no model folder at /nowhere"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"dtype": "int3"}, "dtype is 'int3'"),
+        ({"kv_cache_memory": "much"}, "size is 'much'"),
+        ({"url": "http://localhost:8000"}, "url must be host:port"),
+    ],
+)
+def test_an_llm_that_cannot_be_opened_says_why(
+    tiny: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        LLM(**{"model": tiny, **options})
+
+
+def all_end(threads: set[threading.Thread]) -> bool:
+    """Tell whether these threads have been told to end: some are at their last lines."""
+    for thread in threads:
+        thread.join(5)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_closing_leaves_no_thread_and_no_process(tiny: Path) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    llm.chat([{"role": "user", "content": "Hi"}], sampled(1))
+    llm.close()
+    llm.close()
+    assert all_end(set(threading.enumerate()) - before)
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.generate("x")
+
+
+def test_an_llm_that_is_dropped_closes_itself(tiny: Path) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    llm.generate("x", sampled(1))
+    del llm
+    gc.collect()
+    assert all_end(set(threading.enumerate()) - before)
+
+
+def test_importing_millrace_is_light() -> None:
+    code = "import millrace, sys; sys.exit('numpy' in sys.modules or 'grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_script_that_never_closes_ends_without_a_word(tiny: Path) -> None:
+    code = f"from millrace import LLM\nllm = LLM({str(tiny)!r})\nprint(len(llm.generate('x')))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+
+
+async def test_async(tiny: Path) -> None:
+    async with await AsyncLLM.open(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+        outputs = await asyncio.gather(*(llm.generate(f"p{i}", sampled(i)) for i in range(4)))
+        assert len({tuple(ids(one)) for (one,) in outputs}) == 4
+        stream = llm.stream("x", sampled(1, max_tokens=400, ignore_eos=True), request_id="mine")
+        deltas = [await anext(stream)]
+        assert await llm.cancel("mine") == 1
+        deltas += [delta async for delta in stream]
+        assert deltas[-1].outputs[0].finish_reason == "abort"
+
+
+def test_generate_on_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", str(tiny), "--max-tokens", "8", "--kv-cache-memory", KV_CACHE_MEMORY]
+    assert main(["generate", "Hello", *options, "--seed", "1"]) == 0
+    with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+        (expected,) = llm.generate("Hello", SamplingParams(max_tokens=8, seed=1))
+    assert capsys.readouterr().out == text(expected) + "\n"
+    assert main(["generate", "x", "--temperature", "9", *options]) == 1
+    assert capsys.readouterr().err == "millrace: temperature must be between 0 and 2, got 9.0\n"
+
+
+# ── a user's own folder ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def own(model_folder: Path) -> Iterator[LLM]:
+    with LLM(model_folder, kv_cache_memory="512MiB") as opened:
+        yield opened
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+def test_own_model_batch_is_alone(own: LLM) -> None:
+    prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "1 + 1 ="]
+    params = [sampled(i, max_tokens=24, temperature=0.8 * (i % 2)) for i in range(4)]
+    together = own.generate(prompts, params)
+    for prompt, one, crowd in zip(prompts, params, together, strict=True):
+        (alone,) = own.generate(prompt, one)
+        assert ids(alone) == ids(crowd)
+        assert "".join(text(delta) for delta in own.stream(prompt, one)) == text(crowd)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+def test_own_model_sessions_do_not_mix(own: LLM) -> None:
+    """Three conversations of three turns, at once and one after the other."""
+
+    def talk(topics: list[str]) -> list[list[str]]:
+        histories: list[list[dict[str, str]]] = [[] for _ in topics]
+        for question in ("Tell me about {}.", "Why?", "Say it in one word."):
+            for history, topic in zip(histories, topics, strict=True):
+                history.append({"role": "user", "content": question.format(topic)})
+            answers = own.chat(histories, sampled(1, max_tokens=24, temperature=0))
+            for history, answer in zip(histories, answers, strict=True):
+                history.append({"role": "assistant", "content": text(answer)})
+        return [[m["content"] for m in h if m["role"] == "assistant"] for h in histories]
+
+    topics = ["Rome", "rain", "numbers"]
+    assert talk(topics) == [talk([topic])[0] for topic in topics]

@@ -1,0 +1,186 @@
+"""The whole stack as a user starts it, over HTTP: right answers, and no trace of who left or died.
+
+Every test runs on one process of each tier, and on two of each but the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from millrace import LLM, SamplingParams
+from millrace.project import DEMO_MODEL
+from tests.support.online import Online, body, events, read_all
+from tests.support.stack import eventually
+from tests.support.tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.timeout(90)
+LONG = 300
+"""Tokens of a stream that is to be disturbed."""
+SURVIVORS = [f"survivor {i}" for i in range(8)]
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(), ("--gateways", "2", "--tokenizers", "2", "--workers", "2")],
+    ids=["single", "double"],
+)
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Online]:
+    """One process a tier with the demo model when it is present, two with the tiny one."""
+    model = DEMO_MODEL
+    if request.param or not (DEMO_MODEL / "config.json").exists():
+        model = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=1024)
+    online = Online(tmp_path_factory.mktemp("stack"), model, *request.param)
+    yield online
+    done = online.call("down")
+    left = online.left()
+    online.close()
+    assert done.returncode == 0, done.stderr
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def offline(stack: Online) -> Iterator[LLM]:
+    with LLM(stack.model_folder, kv_cache_memory="16MiB") as llm:
+        yield llm
+
+
+@pytest.fixture
+def client(stack: Online) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def expected(offline: LLM, prompts: list[str], max_tokens: int) -> list[str]:
+    params = [
+        SamplingParams(max_tokens=max_tokens, seed=seed, temperature=1, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+    return [output.outputs[0].text for output in offline.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(offline: LLM) -> list[str]:
+    return expected(offline, SURVIVORS, LONG)
+
+
+async def test_64_streams_each_with_its_own_text(stack: Online, offline: LLM) -> None:
+    prompts = [f"{'word ' * (i % 9)}{i}" for i in range(64)]
+    bodies = [
+        body(stack.model, prompt, seed, max_tokens=24, ignore_eos=True)
+        for seed, prompt in enumerate(prompts)
+    ]
+    assert await read_all(stack.url, bodies) == expected(offline, prompts, 24)
+    stack.wait_until_idle()
+
+
+def test_models(stack: Online, client: OpenAI) -> None:
+    (served,) = client.models.list().data
+    assert served.id == stack.model
+    assert client.models.retrieve(served.id).id == served.id
+    assert served.id in stack.call("models").stdout
+
+
+def test_chat(stack: Online, client: OpenAI, offline: LLM) -> None:
+    (answer,) = offline.chat(CHAT, SamplingParams(max_tokens=16, seed=3, temperature=1))
+    asked = {"model": stack.model, "messages": CHAT, "max_tokens": 16, "seed": 3, "temperature": 1}
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == answer.outputs[0].text
+    assert whole.choices[0].finish_reason == answer.outputs[0].finish_reason
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == answer.num_prompt_tokens
+    stream = client.chat.completions.create(**asked, stream=True)
+    pieces = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
+    assert "".join(pieces) == answer.outputs[0].text
+    assert len(pieces) > 4
+
+
+def test_completions(stack: Online, client: OpenAI, offline: LLM) -> None:
+    (output,) = offline.generate("Hello", SamplingParams(max_tokens=16, seed=3, temperature=1))
+    asked = {"model": stack.model, "prompt": "Hello", "max_tokens": 16, "seed": 3, "temperature": 1}
+    whole = client.completions.create(**asked)
+    assert whole.choices[0].text == output.outputs[0].text
+    stream = client.completions.create(**asked, stream=True)
+    pieces = [choice.text for chunk in stream for choice in chunk.choices]
+    assert "".join(pieces) == output.outputs[0].text
+
+
+def test_chat_in_the_terminal(stack: Online, offline: LLM) -> None:
+    done = subprocess.run(
+        stack.command("chat", "--max-tokens", "8", "--seed", "1", "--temperature", "1"),
+        input="Hi\n/exit\n", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    (answer,) = offline.chat(CHAT, SamplingParams(max_tokens=8, seed=1, temperature=1))
+    assert done.stderr == ""
+    assert done.stdout == answer.outputs[0].text + "\n"
+
+
+async def test_a_cancel_call_ends_a_stream(stack: Online) -> None:
+    sent = body(stack.model, "Hello", 1, max_tokens=900, ignore_eos=True)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=30) as http:
+        stream = events(http, "/v1/completions", sent)
+        first = await anext(stream)
+        reply = await http.post(f"/v1/requests/{first['id']}/cancel")
+        assert (reply.status_code, reply.json()["cancelled"]) == (200, 1)
+        rest = [event async for event in stream]
+        assert len(rest) < 890
+        assert rest[-1]["error"]["code"] == "cancelled"
+        again = await http.post(f"/v1/requests/{first['id']}/cancel")
+        assert again.status_code == 404
+    stack.wait_until_idle()
+
+
+async def test_a_disconnect_frees_everything(stack: Online) -> None:
+    sent = body(stack.model, "Hello", 1, max_tokens=900, ignore_eos=True, n=4)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=30) as http:
+        stream = events(http, "/v1/completions", sent)
+        await anext(stream)
+        await asyncio.to_thread(eventually, lambda: not stack.is_idle())
+        await stream.aclose()
+    stack.wait_until_idle()
+
+
+def test_a_killed_client_frees_everything(stack: Online) -> None:
+    code = (
+        "import sys; from millrace.http import Server\n"
+        f"sent = {body(stack.model, 'Hello', 1, max_tokens=900, ignore_eos=True, stream=True)}\n"
+        f"for event in Server({stack.url!r}, None).events('/v1/completions', sent):\n"
+        "    print(event, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        eventually(lambda: not stack.is_idle())
+        client.kill()
+    stack.wait_until_idle()
+
+
+@pytest.mark.parametrize("tier", ["worker", "tokenizer-service", "engine-core"])
+async def test_streams_survive_the_death_of_a_tier(
+    stack: Online, undisturbed: list[str], tier: str
+) -> None:
+    bodies = [
+        body(stack.model, prompt, seed, max_tokens=LONG, ignore_eos=True)
+        for seed, prompt in enumerate(SURVIVORS)
+    ]
+
+    before = stack.num_replays(tier)
+
+    def kill() -> None:
+        os.kill(stack.pid(f"{tier}-1"), signal.SIGKILL)
+
+    assert await read_all(stack.url, bodies, kill) == undisturbed
+    stack.wait_until_whole()
+    stack.wait_until_idle()
+    assert stack.num_replays(tier) > before, "it died too late to matter"
