@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ from common import logs
 from common.metrics import serve
 from common.settings import SettingsError, load_or_exit
 
+log = logging.getLogger(__name__)
 NOT_READY_FIRST_S = 0.2  # /ready says no before the door closes
 FINISH_WITHIN_S = 3.5
 
@@ -120,6 +122,7 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
             loop.add_signal_handler(number, drain)
         gc.collect()
         gc.freeze()
+        log.info("serving", extra={"port": sock.getsockname()[1]})
 
     def drain() -> None:
         loop = asyncio.get_running_loop()
@@ -133,7 +136,7 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
 
 def main() -> None:
     settings = load_or_exit(Settings, "gateway")
-    log = logs.setup("gateway", settings.log_level)
+    logs.setup("gateway", settings.log_level)
     try:
         gateway = Gateway(settings)
         sock = listen(settings.host, settings.port, settings.slow_client_timeout_s)
@@ -144,7 +147,6 @@ def main() -> None:
     except OSError as error:
         where = f"{settings.metrics_host}:{settings.metrics_port}"
         sys.exit(f"gateway: metrics port {where} cannot be used: {error.strerror}")
-    log.info("listening", extra={"host": settings.host, "port": sock.getsockname()[1]})
     uvloop.run(run(gateway, sock))
 
 

@@ -27,6 +27,10 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
+def too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body has more than {max_bytes} bytes", code="body_too_large")
+
+
 class Call:
     """One HTTP request and its reply. `report` gathers the fields of its log line."""
 
@@ -54,7 +58,7 @@ class Call:
         """Return the whole body; raise PayloadTooLarge as soon as it must be too large."""
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > max_bytes:
-            raise PayloadTooLarge(f"the body has {int(declared[:20])} bytes of {max_bytes} allowed")
+            raise too_large(max_bytes)
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -64,7 +68,7 @@ class Call:
                         raise Cancelled("the client is gone")
                     body += message.get("body", b"")
                     if len(body) > max_bytes:
-                        raise PayloadTooLarge(f"the body has more than {max_bytes} bytes")
+                        raise too_large(max_bytes)
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError as error:
@@ -95,5 +99,6 @@ class Call:
             raise InvalidRequest(
                 f"request_id must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 _ . : -",
                 param="request_id",
+                code="invalid_value",
             )
         self.request_id = request_id

@@ -13,6 +13,7 @@ from http.client import HTTPConnection, HTTPException
 
 from api_gateway.health import SERVICE
 
+BACKLOG = 2048
 SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
 
 
@@ -37,6 +38,7 @@ def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
         sock.bind(address)
         if is_taken and not is_sibling(host, port):
             raise PortTaken(f"port {port} on {host} is used by another program")
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise PortTaken(f"port {port} on {host} cannot be used: {error.strerror}") from error
@@ -62,7 +64,7 @@ def is_sibling(host: str, port: int) -> bool:
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     until = time.monotonic() + SIBLING_WAIT_S
     while time.monotonic() < until:
-        connection = HTTPConnection(target, port, timeout=1)
+        connection = HTTPConnection(target, port, timeout=SIBLING_WAIT_S)
         try:
             connection.request("GET", "/version")
             return f'"service":"{SERVICE}"'.encode() in connection.getresponse().read(1000)

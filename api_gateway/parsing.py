@@ -70,6 +70,8 @@ def offences(value: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of numbers that are not finite and of text that is not Unicode."""
     if isinstance(value, dict):
         for key, inner in value.items():
+            if _SURROGATE.search(key):
+                yield join(path, key)
             yield from offences(inner, join(path, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):

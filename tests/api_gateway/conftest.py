@@ -22,7 +22,7 @@ MakeClient = Callable[..., Awaitable[httpx.AsyncClient]]
 async def until(what: Callable[[], bool]) -> None:
     """Let the loop turn until something that nobody announces has come about."""
     async with asyncio.timeout(10):
-        while not what():
+        while not what():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

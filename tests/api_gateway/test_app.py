@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.requests import chat, completion, events
+from tests.support.fake_tokenizer import FakeTokenizer
+
+
+async def test_unknown_routes_and_methods_answer_in_openai_shape(client: httpx.AsyncClient) -> None:
+    for method, path, status in (
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/", 404),
+        ("GET", "/v1/models/", 404),
+        ("POST", "/v1/requests//cancel", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models/x", 405),
+        ("BREW", "/live", 405),
+    ):
+        reply = await client.request(method, path)
+        assert reply.status_code == status, path
+        assert reply.json()["error"]["type"] in {"not_found_error", "invalid_request_error"}
+        assert reply.headers["x-request-id"] == reply.json()["error"]["request_id"]
+    assert (await client.get("/v1/completions")).headers["allow"] == "POST"
+    assert (await client.head("/live")).status_code == 200
+
+
+async def test_a_request_id_goes_in_and_out(client: httpx.AsyncClient) -> None:
+    path = "/v1/chat/completions"
+    given = await client.post(path, json=chat(), headers={"X-Request-Id": "mine:1.a-b_C"})
+    assert given.headers["x-request-id"] == "mine:1.a-b_C"
+    assert given.json()["id"] == "chatcmpl-mine:1.a-b_C"
+    wins = await client.post(path, json=chat(request_id="body"), headers={"X-Request-Id": "head"})
+    assert wins.json()["id"] == "chatcmpl-body" and wins.headers["x-request-id"] == "body"
+    for bad in ("with space", "x" * 129, "ü"):
+        reply = await client.post(path, json=chat(), headers={"X-Request-Id": bad.encode()})
+        assert reply.status_code == 200 and len(reply.headers["x-request-id"]) == 32
+    plain = await client.post("/v1/completions", json=completion(request_id="x"))
+    assert plain.json()["id"] == "cmpl-x"
+
+
+async def test_every_request_leaves_one_line_without_its_text(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "api_gateway.app")
+    await client.post("/v1/chat/completions", json=chat(request_id="a", stream=True))
+    await client.post("/v1/completions", json=completion(request_id="b", n=0))
+    await client.get("/live")
+    lines = [vars(r) for r in caplog.records if r.name == "api_gateway.app"]
+    assert [line["request_id"] for line in lines] == ["a", "b"]
+    good, bad = lines
+    for key, value in {
+        "tenant": "default", "route": "/v1/chat/completions", "model": "fake-model",
+        "stream": True, "status": 200, "finish_reason": "stop", "prompt_tokens": 5,
+        "output_tokens": 3, "cached_tokens": 0, "queue_ms": 1.0, "attempts": 1,
+    }.items():  # fmt: skip
+        assert good[key] == value, key
+    assert good["ttft_ms"] > 0 and good["e2e_ms"] >= good["ttft_ms"]
+    assert (bad["status"], bad["code"]) == (400, "invalid_value")
+    assert "Hello" not in json.dumps(lines, default=str)
+
+
+async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    body: dict[str, Any] = chat(
+        request_id="r", n=2, seed=-1, top_k=-1, temperature=0, max_completion_tokens=9,
+        stop=["a", "b"], stop_token_ids=[3], include_stop_str_in_output=True, ignore_eos=True,
+        skip_special_tokens=False, logit_bias={"7": 1.5}, priority=-2, timeout_ms=60_000,
+        add_generation_prompt=False, chat_template_kwargs={"thinking": True}, logprobs=True,
+        top_logprobs=3, min_tokens=1,
+    )  # fmt: skip
+    body["messages"] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]},
+    ]
+    await client.post("/v1/chat/completions", json=body)
+    stream, slot = await fake.arrivals.get()
+    asked = stream.requests_seen[slot]
+    assert json.loads(asked.chat.messages_json) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one\ntwo"},
+    ]
+    assert json.loads(asked.chat.template_kwargs_json) == {"thinking": True}
+    assert asked.chat.no_generation_prompt and not asked.chat.continue_final_message
+    limits, sampling, text = asked.limits, asked.sampling, asked.text
+    assert (limits.n, limits.max_tokens, limits.min_tokens, limits.logprobs) == (2, 9, 1, 3)
+    assert (limits.priority, limits.tenant, len(limits.cache_salt)) == (-2, "default", 16)
+    assert 0 < limits.deadline_ms <= 60_000
+    assert sampling.seed == 2**64 - 1 and sampling.top_k == 0 and sampling.temperature == 0
+    assert sampling.HasField("temperature") and not sampling.HasField("top_p")
+    assert [(b.token_id, b.bias) for b in sampling.logit_bias] == [(7, 1.5)]
+    assert list(text.stop) == ["a", "b"] and list(text.stop_token_ids) == [3]
+    assert text.include_stop and text.ignore_eos and text.keep_special_tokens
+
+
+async def test_defaults_are_left_to_the_model(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    await client.post("/v1/chat/completions", json=chat())
+    await client.post("/v1/completions", json=completion(prompt=["a", "a"]))
+    await client.post("/v1/completions", json=completion(max_tokens=None))
+    seen = [fake.streams[0].requests_seen[slot] for slot in (1, 2, 3, 4)]
+    assert [asked.limits.HasField("max_tokens") for asked in seen] == [False, True, True, False]
+    assert seen[1].limits.max_tokens == 16  # OpenAI's default of this route
+    assert len({asked.sampling.seed for asked in seen}) == 4  # none draws another's numbers
+    assert not any(asked.sampling.HasField("temperature") for asked in seen)
+
+
+async def test_a_cache_salt_narrows_and_never_leaves_the_tenant(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    for more in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+        await client.post("/v1/completions", json=completion(**more))
+    async with (
+        running(fake.address, default_tenant="other") as gateway,
+        in_process(gateway) as other,
+    ):
+        await other.post("/v1/completions", json=completion(cache_salt="a"))
+    salts = [
+        asked.limits.cache_salt
+        for stream in fake.streams
+        for asked in stream.requests_seen.values()
+    ]
+    assert salts[0] == salts[1] and len(set(salts)) == 4
+
+
+async def test_token_ids_come_back_when_asked_for(client: httpx.AsyncClient) -> None:
+    body = completion(return_token_ids=True)
+    whole = (await client.post("/v1/completions", json=body)).json()
+    assert whole["choices"][0]["token_ids"] == [100, 101, 102]
+    stream = events((await client.post("/v1/completions", json=body | {"stream": True})).text)
+    ids = [i for e in stream for c in e["choices"] for i in c.get("token_ids", [])]
+    assert ids == [100, 101, 102]

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api_gateway.app import routes
+from api_gateway.auth import KeyFile, parse_keys
+from common.errors import Unauthorized
+from common.settings import SettingsError
+from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.requests import chat
+from tests.support.fake_tokenizer import FakeTokenizer
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer(key: str) -> dict[bytes, bytes]:
+    return {b"authorization": f"Bearer {key}".encode()}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"# keys\n{digest('sk-a')}  team-a  laptop  # old\n\n{digest('sk-b')} team-b\n")
+    return path
+
+
+def test_each_key_has_its_tenant(file: Path) -> None:
+    keys = KeyFile(file)
+    assert keys.tenant_of(bearer("sk-a")) == "team-a"
+    assert keys.tenant_of({b"authorization": b"bearer  sk-b"}) == "team-b"
+    refused = ({}, bearer("sk-c"), bearer(""), bearer(digest("sk-a")), {b"authorization": b"sk-a"})
+    for headers in refused:
+        with pytest.raises(Unauthorized):
+            keys.tenant_of(headers)
+
+
+@pytest.mark.parametrize("line", ["sk-a team", "abc", digest("x"), f"{digest('x')} té", "Z" * 70])
+def test_a_wrong_line_is_named_by_its_number(line: str) -> None:
+    with pytest.raises(SettingsError, match="line 2"):
+        parse_keys(f"# first\n{line}\n")
+
+
+def test_a_missing_file_is_a_settings_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="api_key_file"):
+        KeyFile(tmp_path / "none")
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_is_not_obeyed(file: Path) -> None:
+    now = [0.0]
+    keys = KeyFile(file, clock=lambda: now[0])
+
+    def rewrite(text: str, mtime: int) -> None:
+        file.write_text(text)
+        os.utime(file, (mtime, mtime))
+        now[0] += 2
+
+    rewrite(f"{digest('sk-c')} team-c\n", 1)
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"
+    with pytest.raises(Unauthorized):
+        keys.tenant_of(bearer("sk-a"))
+    rewrite("nonsense\n", 2)
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"
+    file.unlink()
+    now[0] += 2
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"
+    rewrite("", 3)  # no keys: nobody, not everybody
+    with pytest.raises(Unauthorized):
+        keys.tenant_of(bearer("sk-c"))
+
+
+async def test_all_routes_but_the_listed_ones_ask_for_a_key(
+    fake: FakeTokenizer, file: Path
+) -> None:
+    public = {"/live", "/ready", "/health", "/version", "/metrics", "/", "/ui/{id}"}
+    async with (
+        running(fake.address, api_key_file=str(file)) as gateway,
+        in_process(gateway) as http,
+    ):
+        for route in routes(gateway.endpoints):
+            assert route.is_public == (route.path in public), route.path
+            if not route.is_public:
+                reply = await http.request(route.method, route.path.replace("{id}", "x"))
+                assert reply.status_code == 401, route.path
+                assert reply.headers["www-authenticate"] == "Bearer"
+                assert reply.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/live", "/version", "/metrics", "/", "/ui/app.js"):
+            assert (await http.get(path)).status_code == 200, path
+
+
+async def test_the_tenant_is_the_keys_and_cancel_stays_within_it(
+    fake: FakeTokenizer, file: Path
+) -> None:
+    async with (
+        running(fake.address, api_key_file=str(file)) as gateway,
+        in_process(gateway) as http,
+    ):
+        headers = {"Authorization": "Bearer sk-b"}
+        reply = await http.post("/v1/chat/completions", json=chat(), headers=headers)
+        assert reply.status_code == 200
+        assert fake.streams[0].requests_seen[1].limits.tenant == "team-b"
+        await http.post("/v1/requests/r/cancel", headers=headers)
+        assert fake.cancels == [("r", "team-b")]
+
+
+async def test_no_file_lets_everybody_in_as_the_default_tenant(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+    assert fake.streams[0].requests_seen[1].limits.tenant == "default"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from api_gateway.admission import Admission
+from api_gateway.clients import TextClients
+from api_gateway.health import Health
+from protos.common_pb2 import EngineState
+from tests.api_gateway.conftest import in_process, running, until
+from tests.support.fake_tokenizer import FakeTokenizer
+
+
+class Line(TextClients):
+    """A line whose state the test sets; heard at second 10."""
+
+    def __init__(self, *states: EngineState) -> None:
+        super().__init__("t:1")
+        self.found = {state.engine: (state, 10.0) for state in states}
+
+    def links(self) -> list:  # type: ignore[type-arg]
+        return [object()]
+
+    def states(self) -> dict[str, tuple[EngineState, float]]:
+        return self.found
+
+
+def reasons(now: float, *states: EngineState) -> list[str]:
+    return Health(Line(*states), Admission(1), clock=lambda: now).reasons()
+
+
+READY = EngineState(engine="a", ready=True)
+LOADING = EngineState(engine="b", reasons=["loading weights"])
+
+
+@pytest.mark.parametrize(
+    "now, states, expected",
+    [
+        (10.0, [READY], []),
+        (11.4, [READY], []),
+        (11.6, [READY], ["engine a: not heard of for 1.6 s"]),
+        (10.0, [LOADING], ["engine b: loading weights"]),
+        (10.0, [LOADING, READY], []),
+        (12.0, [LOADING, READY], 2),
+        (10.0, [EngineState(engine="c")], ["engine c: not ready"]),
+        (10.0, [], ["no engine has been heard of"]),
+    ],
+)
+def test_ready_means_heard_of_lately(
+    now: float, states: list[EngineState], expected: list[str] | int
+) -> None:
+    found = reasons(now, *states)
+    assert found == expected or len(found) == expected
+
+
+async def test_ready_follows_the_line(fake: FakeTokenizer) -> None:
+    fake.is_ready = False
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        early = await http.get("/ready")
+        assert early.status_code == 503
+        assert early.json()["reasons"] == [f"no tokenizer is connected ({fake.address})"]
+        assert (await http.get("/live")).json() == {"status": "live"}
+        await until(lambda: bool(gateway.clients.states()))
+        assert (await http.get("/health")).status_code == 503
+        fake.streams[0].state(ready=True)
+        await until(lambda: not gateway.health.reasons())
+        ready = await http.get("/ready")
+        assert ready.status_code == 200 and ready.json()["status"] == "ready"
+        assert ready.json()["engines"][0]["fingerprint"] == "fp"
+        gateway.admission.is_draining = True
+        drains = await http.get("/health")
+        assert drains.status_code == 503
+        assert drains.json()["reasons"] == ["the gateway is shutting down"]
+        version = (await http.get("/version")).json()
+        assert version["service"] == "millrace" and version["version"]

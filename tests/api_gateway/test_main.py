@@ -1,0 +1,111 @@
+"""The gateway as a process: its ports, its signals, its exit."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from api_gateway.listening import PortTaken, listen
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "api_gateway", "--metrics-port=0", *options]
+    return subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return line
+    raise AssertionError(f"the process ended without {word!r}")
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    answer = reply.status, reply.read().decode()
+    assert reply.getheader("server") is None
+    connection.close()
+    return answer
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def stranger(port: int) -> Iterator[int]:
+    """Another program's server, on a socket that would let itself be shared."""
+
+    class Door(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Shared(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            super().server_bind()
+
+    with Shared(("127.0.0.1", port), Door) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield port
+        server.shutdown()
+
+
+def test_two_gateways_share_a_port_and_leave_on_sigterm(port: int) -> None:
+    processes = [start(f"--port={port}") for _ in range(2)]
+    try:
+        for process in processes:
+            read_until(process, "serving")
+        assert get(port, "/live")[0] == 200
+        assert get(port, "/ready")[0] == 503
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(10) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_strangers_port_is_named_in_one_line(stranger: int) -> None:
+    process = start(f"--port={stranger}")
+    error = process.communicate(timeout=20)[1]
+    assert process.returncode == 1
+    assert error == f"gateway: port {stranger} on 127.0.0.1 is used by another program\n"
+
+
+def test_an_exclusive_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=str(port)):
+            listen("127.0.0.1", port, 30)
+
+
+def test_bad_settings_end_in_one_line() -> None:
+    for option, word in (("--port=x", "port"), ("--nonsense=1", "nonsense")):
+        process = start(option)
+        error = process.communicate(timeout=20)[1]
+        assert process.returncode == 1 and word in error and error.count("\n") == 1

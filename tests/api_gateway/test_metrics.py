@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api_gateway.requests import chat, completion
+from tests.support.fake_tokenizer import FakeTokenizer
+
+HISTOGRAMS = [
+    "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+    "request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds",
+    "request_prefill_time_seconds", "request_decode_time_seconds",
+]  # fmt: skip
+
+
+async def scraped(client: httpx.AsyncClient) -> dict[str, dict[str, float]]:
+    """Return every sample of /metrics: name → labels as text → value."""
+    text = (await client.get("/metrics")).text
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            assert labels not in found.setdefault(sample.name, {}), f"{sample.name} twice"
+            found[sample.name][labels] = sample.value
+    return found
+
+
+async def test_names_labels_and_values(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.streams[0].state(num_waiting=3, num_running=2, kv_usage=0.25)
+    await client.post("/v1/chat/completions", json=chat(stream=True))
+    await client.post("/v1/completions", json=completion())
+    seen = await scraped(client)
+    ours = "model_name=fake-model"
+    for prefix in ("millrace_", "vllm:"):
+        for name in HISTOGRAMS:
+            num_expected = 4 if name.startswith("inter_token") else 2
+            assert seen[f"{prefix}{name}_count"][ours] == num_expected, name
+            assert seen[f"{prefix}{name}_bucket"][f"le=+Inf,{ours}"] == num_expected, name
+        assert seen[f"{prefix}prompt_tokens_total"][ours] == 10
+        assert seen[f"{prefix}generation_tokens_total"][ours] == 6
+        assert seen[f"{prefix}request_success_total"][f"finished_reason=stop,{ours}"] == 2
+        engine = f"engine=e0,{ours}"
+        assert seen[f"{prefix}num_requests_waiting"][engine] == 3
+        assert seen[f"{prefix}num_requests_running"][engine] == 2
+        assert seen[f"{prefix}kv_cache_usage_perc"][engine] == 0.25
+    assert seen["millrace_inter_token_latency_seconds_sum"][ours] > 0
+    assert seen["millrace_gateway_sse_bytes_total"][""] > 500
+    assert seen["millrace_gateway_active_streams"][""] == 0
+    assert seen["millrace_gateway_sessions"][""] == 1
+    assert "millrace_gateway_event_loop_lag_seconds_count" in seen
+
+
+async def test_buckets_are_those_of_existing_dashboards(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/completions", json=completion())
+    seen = await scraped(client)
+
+    def bounds(name: str) -> set[str]:
+        return {label.split(",")[0].removeprefix("le=") for label in seen[f"{name}_bucket"]}
+
+    assert {"0.001", "0.005", "0.25", "2560.0", "+Inf"} <= bounds(
+        "vllm:time_to_first_token_seconds"
+    )
+    assert {"0.002", "0.025", "0.075", "8.0", "80.0"} <= bounds("vllm:inter_token_latency_seconds")
+
+
+async def test_label_sets_are_closed(client: httpx.AsyncClient) -> None:
+    for path in ("/a", "/b/c", "/v1/models/strange"):
+        await client.get(path)
+    await client.request("PROPFIND", "/live")
+    await client.post("/v1/completions", json=completion(model="strange"))
+    await client.post("/v1/completions", json=completion(n=0))
+    seen = await scraped(client)
+    assert seen["millrace_gateway_http_requests_total"] == {
+        "method=GET,route=other,status=404": 2,
+        "method=GET,route=/v1/models/{id},status=404": 1,
+        "method=other,route=other,status=405": 1,
+        "method=POST,route=/v1/completions,status=404": 1,
+        "method=POST,route=/v1/completions,status=400": 1,
+    }
+    assert seen["millrace_gateway_rejections_total"] == {
+        "reason=NotFound": 4,
+        "reason=MethodNotAllowed": 1,
+        "reason=InvalidRequest": 1,
+    }
+    assert not any("strange" in labels for samples in seen.values() for labels in samples)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api_gateway.sessions import Choice, Demux, Mailbox
+from protos.common_pb2 import STOPPED, Finish
+from protos.tokenizer_pb2 import Started, TextBatch
+from tests.support.fake_tokenizer import column
+
+
+def entry(slot: int, offset: int, text: str, first: int, *ids: int) -> TextBatch:
+    return TextBatch(
+        slots=column(slot), text_offsets=column(offset), texts=[text],
+        counts=column(len(ids)), token_offsets=column(first), token_ids=column(*ids),
+    )  # fmt: skip
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=8), st.data())
+def test_whatever_comes_again_is_dropped(texts: list[str], data: st.DataObject) -> None:
+    demux, choice = Demux(), Choice(Mailbox())
+    slot = demux.add([choice])
+    shown = ""
+    for index in range(len(texts)):
+        for again in range(data.draw(st.integers(0, index)), index + 1):
+            offset = len("".join(texts[:again]).encode())
+            assert demux.deliver(entry(slot, offset, texts[again], again, 100 + again)) == []
+        shown += choice.take_text()
+    assert shown == "".join(texts)
+    assert choice.token_ids == column(*range(100, 100 + len(texts)))
+
+
+@pytest.mark.parametrize("batch", [entry(1, 2, "x", 0, 5), entry(1, 0, "x", 1, 5)])
+def test_a_gap_takes_the_choice_out(batch: TextBatch) -> None:
+    demux, choice = Demux(), Choice(Mailbox())
+    demux.add([choice])
+    assert demux.deliver(batch) == [choice]
+    assert demux.choices == {} and choice.texts == [] and not choice.token_ids
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        TextBatch(slots=column(1), texts=["x"]),
+        TextBatch(slots=b"\1\2\3"),
+        TextBatch(token_ids=column(1)),
+    ],
+)
+def test_ragged_columns_are_an_error(batch: TextBatch) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Demux().deliver(batch)
+
+
+def test_slots_are_never_used_twice() -> None:
+    demux = Demux()
+    pair = [Choice(Mailbox()), Choice(Mailbox())]
+    assert demux.add(pair) == 1 and [choice.slot for choice in pair] == [1, 2]
+    assert demux.remove(pair[0]) and not demux.remove(pair[0])
+    assert demux.add([Choice(Mailbox())]) == 3
+
+
+async def test_one_waking_brings_all_news_of_a_request() -> None:
+    mailbox, demux = Mailbox(), Demux()
+    choices = [Choice(mailbox, number=k, index=k) for k in range(3)]
+    demux.add(choices)
+    waiting = asyncio.create_task(mailbox.wait())
+    await asyncio.sleep(0)
+    demux.deliver(TextBatch(started=[Started(slot=1, num_prompt_tokens=9)]))
+    assert not waiting.done()
+    demux.deliver(entry(2, 0, "a", 0, 1))
+    demux.deliver(entry(2, 1, "b", 1, 2))
+    demux.deliver(TextBatch(finishes=[Finish(slot=1, reason=STOPPED)]))
+    assert await waiting == [choices[1], choices[0]]
+    assert choices[1].take_text() == "ab"
+    assert choices[0].finish is not None and choices[0].finish.num_prompt_tokens == 9
+    mailbox.ring("alarm")
+    assert await mailbox.wait() == [] and mailbox.alarm == "alarm"
