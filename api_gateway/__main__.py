@@ -53,7 +53,7 @@ class Gateway:
         self.health = Health(self.clients, self.admission)
         self.keys = keys_of(settings)
         self.metrics.watch_line(self.clients)
-        if settings.vllm_metric_names:
+        if settings.vllm_aliases:
             self.metrics.add_vllm_names()
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)

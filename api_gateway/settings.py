@@ -39,7 +39,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(description="a silent stream gets a comment this often", gt=0)
     ] = 15.0
     lenient: Annotated[bool, Meta(description="ignore unknown request fields")] = False
-    vllm_metric_names: Annotated[
-        bool, Meta(description="show the series under vLLM's names too")
-    ] = True
+    vllm_aliases: Annotated[bool, Meta(description="show the series under vLLM's names too")] = True
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"

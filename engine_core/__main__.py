@@ -21,6 +21,11 @@ from engine_core.scheduler_process import SchedulerConfig, freeze_heap
 from engine_core.settings import Settings
 from protos.engine_pb2_grpc import add_EngineServicer_to_server
 
+DRAIN_S = 3.0
+"""What running requests get at shutdown; what is left then goes on elsewhere."""
+JOIN_TIMEOUT_S = 900.0
+"""From lease to ready: a large model is read and warmed up in it."""
+
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end the schedulers."""
@@ -44,7 +49,7 @@ async def serve(settings: Settings) -> None:
     freeze_heap()
     log.info("listening", extra={"port": port, "registry": registry.port, "metrics": side})
     await stopping.wait()
-    await front.drain(settings.drain_s)
+    await front.drain(DRAIN_S)
     ticker.cancel()
     await server.stop(0)
     await registry.close()
@@ -63,7 +68,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         max_waiting=settings.max_waiting,
-        join_timeout_s=settings.join_timeout_s,
+        join_timeout_s=JOIN_TIMEOUT_S,
         step_timeout_s=settings.step_timeout_s,
         worker_timeout_s=settings.worker_timeout_s,
         log_level=settings.log_level,

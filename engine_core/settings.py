@@ -55,12 +55,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker_timeout_s: Annotated[
         float, Meta(description="a worker silent for longer loses its replica", gt=0)
     ] = 10.0
-    join_timeout_s: Annotated[
-        float, Meta(description="time a worker may take from lease to ready", gt=0)
-    ] = 900.0
-    drain_s: Annotated[
-        float, Meta(description="time that running requests get at shutdown", ge=0)
-    ] = 3.0
     vllm_aliases: Annotated[
         bool, Meta(description="show metrics a second time under vLLM's names")
     ] = True

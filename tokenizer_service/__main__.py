@@ -38,7 +38,6 @@ def main() -> None:
             series,
             settings.encode_threads,
             settings.template_timeout_s,
-            settings.template_max_chars,
         )
     except ModelFolderError as error:
         sys.exit(f"tokenizer: {error}")
@@ -47,7 +46,6 @@ def main() -> None:
         model,
         series,
         max_pending=settings.max_pending,
-        engine_wait_s=settings.engine_wait_s,
         replay_timeout_s=settings.replay_timeout_s,
         on_engine_state=states.tell,
     )

@@ -31,15 +31,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     template_timeout_s: Annotated[
         float, Meta(description="longest time a chat template may take", gt=0, le=60)
     ] = 2.0
-    template_max_chars: Annotated[
-        int, Meta(description="longest prompt a chat template may make, in characters", ge=1)
-    ] = 4_000_000
     max_pending: Annotated[
         int, Meta(description="requests being encoded or waiting for an engine", ge=1)
     ] = 1024
-    engine_wait_s: Annotated[
-        float, Meta(description="how long a new request waits for a ready engine", ge=0)
-    ] = 10.0
     replay_timeout_s: Annotated[
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)
     ] = 60.0
