@@ -17,7 +17,7 @@ from tests.engine_core.stack import calling
 from tests.support.fake_worker import FakeWorker
 
 ARGUMENTS = (
-    "--port=0", "--metrics-port=0", "--registry-port=0", "--max-num-seqs=4", "--drain-s=0.2",
+    "--port=0", "--metrics-port=0", "--registry-port=0", "--max-num-seqs=4",
 )  # fmt: skip
 
 
