@@ -29,6 +29,7 @@ from millrace.project import DEMO_MODEL
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 AIMS_US = {"front": 2.8, "tokenizer": 10.0, "gateway": 15.0}
 SETTLE_S = 2.0
+CHUNK_BYTES = 290
 
 
 def free_port() -> int:
@@ -167,6 +168,32 @@ def measure(stack: Stack, streams: int, tokens: int) -> tuple[dict[str, float], 
     return {role: s / received * 1e6 for role, s in spent_s.items()}, figures
 
 
+def write_floor_us(streams: int, step_s: float, steps: int = 200) -> float:
+    """Return CPU µs of one bare socket write of a chunk, paced like the load: the gateway's floor.
+
+    It buys nothing but the system call, and differs by a factor of two between machines.
+    """
+    door = socket.create_server(("127.0.0.1", 0), backlog=streams)
+    pairs = [
+        (socket.create_connection(door.getsockname()), door.accept()[0]) for _ in range(streams)
+    ]
+    spent_s, due = 0.0, time.monotonic()
+    for _ in range(steps):
+        begin = time.process_time()
+        for writer, _ in pairs:
+            writer.send(b"x" * CHUNK_BYTES)
+        spent_s += time.process_time() - begin
+        for _, reader in pairs:
+            reader.recv(1 << 16)
+        due += step_s
+        time.sleep(max(0.0, due - time.monotonic()))
+    for pair in pairs:
+        for end in pair:
+            end.close()
+    door.close()
+    return spent_s / (steps * streams) * 1e6
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -187,6 +214,8 @@ def main() -> None:
     print("| process | CPU µs per token | aim |\n|---|---|---|")
     for role, cost_us in {**tiers, **one}.items():
         print(f"| {role} | {cost_us:.1f} | {AIMS_US.get(role, '')} |")
+    floor_us = write_floor_us(args.streams, args.step_ms / 1e3)
+    print(f"| one bare socket write a token (the gateway's floor here) | {floor_us:.1f} | |")
     print("\n| | four tiers | one threaded process |\n|---|---|---|")
     for name, value in with_tiers.items():
         print(f"| {name} | {value:.2f} | {alone[name]:.2f} |")

@@ -1,0 +1,1 @@
+"""What the demo model knows, one module a domain."""
