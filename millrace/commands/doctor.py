@@ -26,7 +26,7 @@ INSTRUCTIONS = {
     "avx512_bf16": "AVX512-BF16",
     "amx_bf16": "AMX",
 }
-NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2", "starlette",
+NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2",
           "uvicorn", "orjson", "prometheus-client", "pyyaml")  # fmt: skip
 MIN_MEMORY_GIB = 1.0
 
