@@ -31,4 +31,4 @@ def test_its_defaults_are_greedy(seed: int) -> None:
     question = [{"role": "user", "content": "What is 12 + 30?"}]
     with LLM(kv_cache_memory="64MiB") as llm:
         output = llm.chat(question, SamplingParams(max_tokens=64, seed=seed))[0]
-    assert output.outputs[0].text == "12 + 30 = 42"
+    assert output.outputs[0].text == "12 + 30: 2+0=2, 1+3=4 → 42"

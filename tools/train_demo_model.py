@@ -87,13 +87,26 @@ HARD = FINAL | {
     "counting": 3.5,
     "refusal": 3.0,
 }
+# From here on sums of two digits are written in columns as well (those of three were learnt to
+# perfection, the direct ones not), and counting goes down as often as up.
+SETTLE = HARD | {
+    "arithmetic": 5.0,
+    "reverse": 4.0,
+    "capitals": 2.0,
+    "counting": 4.0,
+    "small talk": 2.2,
+    "refusal": 3.5,
+}
+LAST = SETTLE | {"counting": 6.0, "reverse": 3.5}
 PHASES = [
     Phase(200, (1.0, 1.0), Mixture(EVEN)),
     Phase(250, (1.0, 1.0), Mixture(COPYING, name_share=0.35)),
     Phase(250, (1.0, 0.69), Mixture(EVEN)),
     Phase(300, (0.69, 0.41), Mixture(FINAL)),
     Phase(500, (0.45, 0.36), Mixture(FINAL)),
-    Phase(1700, (0.45, 0.0), Mixture(HARD)),
+    Phase(750, (0.45, 0.25), Mixture(HARD)),
+    Phase(250, (0.42, 0.36), Mixture(SETTLE)),
+    Phase(1200, (0.37, 0.0), Mixture(LAST)),
 ]
 
 

@@ -64,15 +64,17 @@ def is_usable(a: int, sign: str, b: int, split: Split) -> bool:
 def answer(a: int, sign: str, b: int) -> str:
     """Writes the answer out.
 
+    >>> answer(5, "+", 7)
+    '5 + 7 = 12'
     >>> answer(12, "+", 7)
-    '12 + 7 = 19'
+    '12 + 7: 2+7=9, 1+0=1 → 19'
     >>> answer(478, "+", 256)
     '478 + 256: 8+6=14, 7+5+1=13, 4+2+1=7 → 734'
     >>> answer(278, "-", 512)
     '278 - 512 = -(512 - 278): 12-8=4, 10-7=3, 4-2=2 → -234'
     """
     result = a + b if sign == "+" else a - b
-    if max(a, b) < 100:
+    if max(a, b) < 10:
         return f"{a} {sign} {b} = {result}"
     if sign == "+":
         return f"{a} + {b}: {_added_columns(a, b)} → {result}"
@@ -80,9 +82,13 @@ def answer(a: int, sign: str, b: int) -> str:
     return f"{a} - {b}{turned}: {_subtracted_columns(max(a, b), min(a, b))} → {result}"
 
 
+def _places(a: int, b: int) -> tuple[int, ...]:
+    return (1, 10) if max(a, b) < 100 else (1, 10, 100)
+
+
 def _added_columns(a: int, b: int) -> str:
     columns, carry = [], 0
-    for place in (1, 10, 100):
+    for place in _places(a, b):
         x, y = a // place % 10, b // place % 10
         total = x + y + carry
         columns.append(f"{x}+{y}{'+1' if carry else ''}={total}")
@@ -92,7 +98,7 @@ def _added_columns(a: int, b: int) -> str:
 
 def _subtracted_columns(a: int, b: int) -> str:
     columns, borrow = [], 0
-    for place in (1, 10, 100):
+    for place in _places(a, b):
         x, y = a // place % 10 - borrow, b // place % 10
         borrow = int(x < y)
         x += 10 * borrow

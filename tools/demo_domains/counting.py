@@ -41,7 +41,7 @@ def sample(rng: Random, split: Split, language: Language) -> Turn:
         return Turn(TO[language].pick(rng, split, b=last), count(1, last))
     while True:
         first = rng.randint(0, 20) if rng.random() < 0.5 else rng.randint(21, 110)
-        last = first + rng.choice([-1, 1, 1]) * rng.choice([*range(1, 11), *range(1, 20)])
+        last = first + rng.choice([-1, 1]) * rng.choice([*range(1, 11), *range(1, 20)])
         if last >= 0 and in_split(f"{first} to {last}", split):
             break
     phrases = (UP if last > first else DOWN)[language]

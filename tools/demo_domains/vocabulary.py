@@ -49,11 +49,13 @@ def word(rng: Random, split: Split, language: Language, *, common: float = 0.6) 
     return _cased(rng, _until(lambda: _made_up(rng), split))
 
 
-def words(rng: Random, split: Split, language: Language, count: int) -> list[str]:
+def words(
+    rng: Random, split: Split, language: Language, count: int, *, common: float = 0.6
+) -> list[str]:
     """Draws `count` different words."""
     chosen: list[str] = []
     while len(chosen) < count:
-        candidate = word(rng, split, language)
+        candidate = word(rng, split, language, common=common)
         if candidate not in chosen:
             chosen.append(candidate)
     return chosen

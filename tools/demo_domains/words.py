@@ -25,7 +25,7 @@ REVERSE = {
         "{|please |now |can you }{reverse|turn around|flip}{:| the words:| the order of:| these words:| the word order:}"
         " <x>",
         "{|please |now |can you }{say|write|repeat|put} {backwards|in reverse|in reverse order}: <x>",
-        "reverse <x>",
+        "reverse: <x>",
     ),
     "zh": Phrases(
         "{|请|现在|请你|帮我}{倒着说|倒序|反转|颠倒|倒过来说|反过来说}{：|:|这些词：|下面的词：|一下：|以下词语：}<x>",
@@ -47,7 +47,7 @@ COUNT = {
 
 def sample_echo(rng: Random, split: Split, language: Language) -> Turn:
     """Asks to say something again."""
-    count = rng.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8])
+    count = rng.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 7])
     chosen = words(rng, split, language, count)
     # Chinese runs on without spaces most of the time.
     glue = "" if language == "zh" and rng.random() < 0.7 else " "
@@ -64,13 +64,13 @@ def sample_echo(rng: Random, split: Split, language: Language) -> Turn:
 
 def sample_reverse(rng: Random, split: Split, language: Language) -> Turn:
     """Asks for the words in the opposite order."""
-    chosen = words(rng, split, language, rng.choice([2, 3, 3, 4, 4, 5, 5, 6, 7, 8]))
+    chosen = words(rng, split, language, rng.choice([2, 3, 3, 4, 4, 5, 5, 6]), common=0.8)
     return Turn(REVERSE[language].pick(rng, split, x=" ".join(chosen)), " ".join(reversed(chosen)))
 
 
 def sample_count(rng: Random, split: Split, language: Language) -> Turn:
     """Asks how many words there are; the answer counts them aloud."""
-    chosen = words(rng, split, language, rng.randint(1, 12))
+    chosen = words(rng, split, language, rng.randint(1, 9), common=0.8)
     listed = ", ".join(f"{i} {word}" for i, word in enumerate(chosen, 1))
     unit = "个词" if language == "zh" else "word" if len(chosen) == 1 else "words"
     question = COUNT[language].pick(rng, split, x=" ".join(chosen))
