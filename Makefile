@@ -9,7 +9,7 @@ DETACH ?=
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down logs test test-model lint fmt protos protos-check demo-model bench golden docs-settings size clean
+.PHONY: help setup up down logs test test-model lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,10 +42,22 @@ test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own fol
 	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }
 	$(PY) -m pytest -m model tests --model $(MODEL) $(ARGS)
 
-lint: $(VENV)/.stamp protos-check ## ruff, mypy --strict, and generated protos up to date
+compose-test: $(VENV)/.stamp-run ## build, up, chat, scale, scrape and tear down docker-compose.yml on a real engine
+	PY=$(PY) tests/compose/run.sh
+
+lint: $(VENV)/.stamp protos-check lint-deploy ## ruff, mypy --strict, generated protos up to date, files of deploy/
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+lint-deploy: $(VENV)/.stamp
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(VENV)/bin/hadolint deploy/Dockerfile
+	@if docker compose version >/dev/null 2>&1; then docker compose --profile '*' config -q; \
+	else echo "!! NOT CHECKED by docker compose config: no docker compose here (make compose-test brings one)"; fi
+	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check config prometheus.yml \
+	  && promtool test rules rules_test.yml; \
+	else echo "!! NOT CHECKED by promtool: not installed here (make compose-test brings one)"; fi
 
 fmt: $(VENV)/.stamp ## format the code
 	$(VENV)/bin/ruff check --fix-only .

@@ -19,6 +19,7 @@ from millrace.errors import CommandError
 from millrace.interpolation import InterpolationError, interpolate
 
 S = TypeVar("S", bound=msgspec.Struct)
+LOCAL_KEY = "x-millrace-local"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 
@@ -52,6 +53,15 @@ class Mount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bind: dict[str, bool] = {}
 
 
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that its services find at /run/secrets/<name>."""
+
+    file: str
+
+    def mount(self, name: str) -> Mount:
+        return Mount(type="bind", source=self.file, target=f"/run/secrets/{name}", read_only=True)
+
+
 class Deploy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: int = 1
 
@@ -65,6 +75,7 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart: str = "no"
     ports: list[str] = []
     volumes: list[Mount] = []
+    secrets: list[str] = []
     stop_grace_period: str = "10s"
     profiles: list[str] = []
     # Of a container only:
@@ -104,15 +115,49 @@ def load(path: Path, variables: Mapping[str, str], profiles: frozenset[str]) -> 
         raise ComposeError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
         raise ComposeError(f"{path}: not a mapping")
-    known = {"services", "networks", "volumes"}
+    known = {"services", "networks", "volumes", "secrets"}
     if unknown := [k for k in tree if k not in known and not str(k).startswith("x-")]:
         raise ComposeError(f"{path}: unknown keys {unknown}; known: {sorted(known)} and x-*")
     services = {
         name: _service(f"{path}: services.{name}", body, variables)
-        for name, body in (tree.get("services") or {}).items()
+        for name, body in _local(tree.get("services") or {}, str(path)).items()
     }
+    services = _with_secrets(services, _secrets(tree.get("secrets"), variables, str(path)))
     chosen = {n: s for n, s in services.items() if not s.profiles or profiles & set(s.profiles)}
     return ComposeFile(services=in_order(chosen), root=path.resolve().parent)
+
+
+def _local(bodies: dict[str, Any], path: str) -> dict[str, Any]:
+    """Leave out what `x-millrace-local` marks (`false`, or who publishes for it)."""
+    local = {n: dict(b or {}) for n, b in bodies.items() if LOCAL_KEY not in (b or {})}
+    for name in [n for n in bodies if n not in local]:
+        deputy = bodies[name][LOCAL_KEY]
+        if deputy is False:
+            continue
+        if deputy not in local:
+            raise ComposeError(f"{path}: services.{name}: {LOCAL_KEY}: {deputy!r} is no service")
+        local[deputy]["ports"] = [*local[deputy].get("ports", []), *bodies[name].get("ports", [])]
+    return local
+
+
+def _secrets(tree: Any, variables: Mapping[str, str], path: str) -> dict[str, Secret]:
+    try:
+        return msgspec.convert(_filled(tree or {}, variables), dict[str, Secret])
+    except (msgspec.ValidationError, InterpolationError) as error:
+        raise ComposeError(f"{path}: secrets: {error}") from error
+
+
+def _with_secrets(services: dict[str, Service], secrets: dict[str, Secret]) -> dict[str, Service]:
+    """Turn the secrets of each service into mounts."""
+    for name, service in services.items():
+        if unknown := set(service.secrets) - secrets.keys():
+            raise ComposeError(f"services.{name}: no secrets {sorted(unknown)}")
+    return {
+        name: msgspec.structs.replace(
+            service, volumes=[*service.volumes, *(secrets[s].mount(s) for s in service.secrets)]
+        )
+        for name, service in services.items()
+    }
 
 
 def _service(place: str, body: Any, variables: Mapping[str, str]) -> Service:

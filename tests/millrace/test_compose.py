@@ -48,6 +48,12 @@ def test_the_file_of_this_project() -> None:
         (service("    depends_on: {one: {condition: service_started}}\n"), "service_started"),
         (service("    depends_on: {one: {condition: service_healthy}}\n"), "no healthcheck"),
         ("services:\n  one: {command: []}\n", "command is empty"),
+        (service("    secrets: [key]\n"), "services.one: no secrets \\['key'\\]"),
+        (service() + "secrets: {key: {external: true}}\n", "secrets: .*external"),
+        (
+            service() + "  lb: {x-millrace-local: two}\n",
+            "services.lb: x-millrace-local: 'two' is no",
+        ),
         ("name: x\n" + service(), "unknown keys \\['name'\\]"),
         ("[]", "not a mapping"),
         ("a: [", "while parsing"),
@@ -73,6 +79,21 @@ def test_a_service_of_a_profile_is_left_out_unless_asked_for(tmp_path: Path) -> 
     path = write(tmp_path, service("    profiles: [gpu]\n"))
     assert list(load(path, {}, NO_PROFILES).services) == []
     assert list(load(path, {}, frozenset({"gpu"})).services) == ["one"]
+
+
+def test_a_service_may_be_left_out_here_and_another_publish_its_ports(tmp_path: Path) -> None:
+    text = service("    environment: {A_PORT: '1'}\n")
+    text += "  store: {x-millrace-local: false, volumes: ['what/is:/this']}\n"
+    text += "  lb: {x-millrace-local: one, ports: ['8080:1'], user: nobody}\n"
+    file = load(write(tmp_path, text), {}, NO_PROFILES)
+    assert list(file.services) == ["one"]
+    assert file.services["one"].published() == {1: ("0.0.0.0", 8080)}
+
+
+def test_a_secret_is_a_file_at_its_place(tmp_path: Path) -> None:
+    text = service("    secrets: [key]\n") + "secrets: {key: {file: '${FILE}'}}\n"
+    (mount,) = load(write(tmp_path, text), {"FILE": "/k"}, NO_PROFILES).services["one"].volumes
+    assert (mount.source, mount.target, mount.read_only) == ("/k", "/run/secrets/key", True)
 
 
 def test_durations() -> None:

@@ -1,0 +1,162 @@
+"""Deployment files agree with the code and with each other. Static: no engine, no network."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from api_gateway.clients import TextClients
+from api_gateway.metrics import GatewayMetrics
+from common.metrics import new_registry
+from engine_core.metrics import PhaseTimes, register
+from engine_core.replica import Fleet
+from millrace.compose import load
+from tests.deploy.expressions import ROOT, alerts, dashboards, metrics, panel_expressions
+from tokenizer_service.metrics import TokenizerMetrics
+from worker.metrics import WorkerMetrics
+
+TIERS = {"api-gateway", "tokenizer-service", "engine-core", "worker"}
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+def stage(target: str) -> str:
+    """Return the lines of one target of the Dockerfile."""
+    found = re.search(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    assert found, f"no target {target}"
+    return found[1]
+
+
+def gateway() -> CollectorRegistry:
+    series = GatewayMetrics()
+    series.watch_line(TextClients("t:1"))
+    return series.registry
+
+
+def engine() -> CollectorRegistry:
+    registry = new_registry()
+    PhaseTimes(registry)
+    register(registry, Fleet(1.0, lambda: 0.0), with_aliases=True)
+    return registry
+
+
+def tokenizer() -> CollectorRegistry:
+    TokenizerMetrics(registry := new_registry())
+    return registry
+
+
+def worker() -> CollectorRegistry:
+    WorkerMetrics(registry := new_registry())
+    return registry
+
+
+@pytest.fixture(scope="module")
+def exported() -> set[str]:
+    """The names of all series that the tiers have."""
+    families = [f for make in (gateway, tokenizer, engine, worker) for f in make().collect()]
+    return {"up"} | {f.name + suffix for f in families for suffix in SUFFIXES.get(f.type, ("",))}
+
+
+@pytest.mark.parametrize("expression", panel_expressions())
+def test_panels_read_series_that_exist(expression: str, exported: set[str]) -> None:
+    assert metrics(expression), "reads nothing"
+    assert metrics(expression) <= exported
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_alerts_read_series_that_exist(name: str, exported: set[str]) -> None:
+    assert metrics(alerts()[name]), "reads nothing"
+    assert metrics(alerts()[name]) <= exported
+
+
+def test_every_alert_has_a_test_of_rules() -> None:
+    tests = (ROOT / "deploy" / "prometheus" / "rules_test.yml").read_text()
+    assert not [name for name in alerts() if name not in tests]
+
+
+def test_jobs_in_expressions_are_scraped() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = {}
+    for job in config["scrape_configs"]:
+        (found,) = job["dns_sd_configs"]
+        (jobs[job["job_name"]],) = found["names"]
+        environment = COMPOSE["services"][job["job_name"]]["environment"]
+        (port,) = (v for k, v in environment.items() if k.endswith("_METRICS_PORT"))
+        assert found["port"] == int(port), job
+    assert jobs == {tier: tier for tier in TIERS}
+    named = set(re.findall(r'job="([^"]+)"', " ".join([*panel_expressions(), *alerts().values()])))
+    assert named <= jobs.keys()
+
+
+def test_panels_of_dashboards_are_drawable() -> None:
+    for dashboard in dashboards():
+        panels = dashboard["panels"]
+        assert len({p["id"] for p in panels}) == len(panels)
+        for panel in panels:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= 24, panel["title"]
+            assert panel["type"] == "row" or panel["datasource"]["uid"] == "${datasource}"
+            assert panel["type"] == "row" or panel["targets"], panel["title"]
+
+
+def test_a_target_of_the_dockerfile_for_every_built_service() -> None:
+    built = {n: s["build"] for n, s in COMPOSE["services"].items() if "build" in s}
+    assert built.keys() == TIERS
+    for name, build in built.items():
+        assert build == {"context": ".", "dockerfile": "deploy/Dockerfile", "target": name}
+    targets = set(re.findall(r"^FROM tier AS (\S+)$", DOCKERFILE, re.M))
+    assert targets == TIERS
+
+
+@pytest.mark.parametrize("tier", sorted(TIERS))
+def test_a_target_holds_its_own_tier_alone(tier: str) -> None:
+    lines = stage(tier).splitlines()
+    own = tier.replace("-", "_")
+    copied = [line for line in lines if line.startswith("COPY") and "--from" not in line]
+    assert copied == [f"COPY {own} {own}"]
+    (dependencies,) = re.findall(r"^COPY --from=(\S+)", stage(tier), re.M)
+    installed = re.findall(r"'\.\[(\w+)\]'", stage(dependencies))
+    assert installed == [dependencies.removeprefix("build-")]
+    assert "USER 10001:10001" in lines
+    assert f'CMD ["python", "-m", "{own}"]' in lines
+    probe = COMPOSE["services"][tier]["healthcheck"]["test"][1:]
+    assert any(line.startswith("HEALTHCHECK") and probe[-1] in line for line in lines)
+
+
+def test_the_shared_stage_copies_what_all_tiers_import() -> None:
+    copied = re.findall(r"^COPY (\w+) \w+$", stage("tier"), re.M)
+    assert copied == ["protos", "common"]
+    allowed = (ROOT / ".dockerignore").read_text().split()
+    for name in [*copied, *(tier.replace("-", "_") for tier in TIERS)]:
+        assert f"!{name}" in allowed
+
+
+def test_every_service_is_confined_and_watched() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"] and service["init"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["restart"] == "unless-stopped", name
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        assert set(service["networks"]) <= {"front", "back"}, name
+    assert COMPOSE["networks"]["back"] == {"internal": True}
+
+
+@pytest.mark.parametrize("profiles", [(), ("observability",), ("redis", "observability")])
+def test_the_local_runner_runs_the_tiers_alone(profiles: tuple[str, ...]) -> None:
+    file = load(ROOT / "docker-compose.yml", {"PORT": "8123"}, frozenset(profiles))
+    assert file.services.keys() == TIERS
+    assert file.services["api-gateway"].published() == {8000: ("127.0.0.1", 8123)}
+
+
+def test_the_balancer_asks_the_port_and_the_route_of_the_gateway() -> None:
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    port = COMPOSE["services"]["api-gateway"]["environment"]["MILLRACE_GATEWAY_PORT"]
+    assert f"api-gateway:{port} check" in text
+    assert "uri /ready" in text
+    (published,) = COMPOSE["services"]["gateway-lb"]["ports"]
+    assert re.search(r"bind :(\d+)", text)[1] == published.rsplit(":")[-1]  # type: ignore[index]
