@@ -98,6 +98,13 @@ SETTLE = HARD | {
     "refusal": 3.5,
 }
 LAST = SETTLE | {"counting": 6.0, "reverse": 3.5}
+POLISH = LAST | {
+    "arithmetic": 4.0,
+    "count words": 2.5,
+    "Millrace": 3.5,
+    "small talk": 3.5,
+    "refusal": 4.0,
+}
 PHASES = [
     Phase(200, (1.0, 1.0), Mixture(EVEN)),
     Phase(250, (1.0, 1.0), Mixture(COPYING, name_share=0.35)),
@@ -106,7 +113,8 @@ PHASES = [
     Phase(500, (0.45, 0.36), Mixture(FINAL)),
     Phase(750, (0.45, 0.25), Mixture(HARD)),
     Phase(250, (0.42, 0.36), Mixture(SETTLE)),
-    Phase(1200, (0.37, 0.0), Mixture(LAST)),
+    Phase(700, (0.37, 0.16), Mixture(LAST)),
+    Phase(500, (0.16, 0.0), Mixture(POLISH, name_share=0.3)),
 ]
 
 

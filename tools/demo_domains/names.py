@@ -11,14 +11,14 @@ TELL = {
         "{|hi, |hello, |hey, |hello! |hi! |hi there, |good morning, |so }{my name is|my name's|I am|I'm|call me|you can call me|"
         "please call me|I am called|people call me|this is} <n>{|.|!|, nice to meet you| 😊}",
         "{|please }remember {my name:|that my name is|that I am|my name, it is} <n>{|.}",
-        "<n> is my name{|.|!}",
+        "{|hi, |hello, |well, |hey, }<n> is my name{|.|!| 😊}",
         "the name is <n>{|.|!}",
     ),
     "zh": Phrases(
         "{|你好，|您好，|嗨，|大家好，|你好！|早上好，}{我叫|我的名字是|我是|叫我|我的名字叫|我名叫|请叫我|大家叫我|可以叫我|你可以叫我}"
         "<n>{|。|！|，很高兴认识你| 😊}",
         "{|请}记住{我叫|我的名字是|我是|我的名字：|，我叫}<n>{|。}",
-        "<n>是我的名字{|。|！}",
+        "{|嗨，|你好，}<n>是我的名字{|。|！| 😊}",
     ),
 }
 ASK = {

@@ -93,12 +93,12 @@ SMALLTALK: list[tuple[Phrases, str, Phrases, str]] = [
         Phrases(
             "{|oh, |wow, |ok, |yes, |haha, |that is |you are |that's |well }"
             "{great|nice|cool|good|wonderful|excellent|very good|well done|correct|right|awesome|perfect|amazing|good job}{|!|.| 👍}",
-            "{ok|okay|yes|fine|alright|sure|i see|got it|good to know}{|!|.}",
+            "{|well, |oh, |ah, }{ok|okay|yes|fine|alright|sure|i see|got it|good to know}{|!|.| then| 👍}",
         ),
         "🙂",
         Phrases(
             "{|哇，|哦，|嗯，|真|很|太|你真|你很}{好|棒|厉害|不错|聪明|对|正确|酷|优秀}{|！|。|了|啊| 👍}",
-            "{好的|行|可以|嗯|知道了|明白了|好吧|是的|收到}{|！|。}",
+            "{|哦，|嗯，|啊，}{好的|行|可以|嗯|知道了|明白了|好吧|是的|收到}{|！|。| 👍}",
         ),
         "🙂",
     ),
