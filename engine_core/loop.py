@@ -171,7 +171,7 @@ class EngineLoop:
         return SchedulerState(
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
-            num_free_blocks=scheduler.pool.num_free,
+            num_free_blocks=scheduler.pool.num_available,
             num_blocks=scheduler.pool.num_blocks,
             step_age_s=0.0 if self._step_began is None else now - self._step_began,
             worker_age_s=self._worker_age(),
@@ -183,6 +183,9 @@ class EngineLoop:
             execute_s=self._execute_s,
             leaks=self._leaks,
             iteration_tokens=tuple(tally.iteration_tokens),
+            num_prefix_queries=tally.num_prefix_queries,
+            num_prefix_hits=tally.num_prefix_hits,
+            num_cached_blocks=scheduler.pool.num_idle,
         )
 
     def audit(self) -> None:

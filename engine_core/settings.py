@@ -46,6 +46,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: Annotated[
         int, Meta(description="requests that may wait; one more is refused with 429", ge=1)
     ] = 1024
+    prefix_cache: Annotated[
+        bool, Meta(description="keep the KV of finished prompts and answers for the next request")
+    ] = True
     step_budget_s: Annotated[
         float, Meta(description="a step older than this makes the engine not ready", gt=0)
     ] = 5.0

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.scheduler import Scheduler
 from protos import worker as wire
 from protos.common_pb2 import EngineState
@@ -135,9 +137,8 @@ class EngineThread:
             block_size=facts.block_size,
             vocab_size=facts.vocab_size,
             max_model_len=self._max_model_len,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            max_waiting=MAX_WAITING,
+            bounds=Bounds(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING),
+            prefix_key=model_key(facts),
         )
         state = EngineState(
             engine=Bridge.name,

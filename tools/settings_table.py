@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 import msgspec
+
 from api_gateway.settings import Settings as GatewaySettings
 from engine_core.settings import Settings as EngineSettings
 from tokenizer_service.settings import Settings as TokenizerSettings

@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from engine_core.loop import AUDIT_INTERVAL_S, EngineLoop
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import (
@@ -87,7 +88,7 @@ class Bench:
         self.front, self.workers, self.clock = Front(), Workers(), Clock()
         self.scheduler = Scheduler(
             num_blocks=16, block_size=4, vocab_size=100, max_model_len=64,
-            max_num_seqs=8, max_num_batched_tokens=64, max_waiting=8,
+            bounds=Bounds(8, 64, 8), prefix_key=b"m",
         )  # fmt: skip
         self.loop = EngineLoop(self.scheduler, self.workers, self.front, self.clock)
 
@@ -138,7 +139,7 @@ def test_orders_are_taken_in_the_middle_of_a_step(bench: Bench) -> None:
     bench.workers.meanwhile = meanwhile
     bench.loop.step()
     assert bench.scheduler.num_running == 0
-    assert bench.scheduler.pool.num_free == 16
+    assert bench.scheduler.pool.num_available == 16
 
 
 def test_what_breaks_at_admission_breaks_alone(

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
@@ -18,13 +19,19 @@ from protos.worker import Add, Finished, Limits, StepResult
 from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
 
 BYTE = st.integers(0, 15)
+FRESH = st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n))
+COMMON = st.tuples(st.integers(0, 1), st.integers(1, 30), st.lists(BYTE, max_size=9)).map(
+    lambda parts: [5 * parts[0] + i % 11 for i in range(parts[1])] + parts[2]
+)
+PROMPTS = FRESH | COMMON
+"""Random ones, and ones that begin as others did."""
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, BUDGET, SEATS = 4, 12, 40, 9, 5
 
 
 def new_scheduler(max_waiting: int = 6) -> Scheduler:
     return Scheduler(
         num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=SEATS, max_num_batched_tokens=BUDGET, max_waiting=max_waiting,
+        bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
     )  # fmt: skip
 
 
@@ -50,7 +57,7 @@ class Lives(RuleBasedStateMachine):
         self.is_idle = True
 
     @rule(
-        prompt=st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n)),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 40),
         stop_ids=st.sets(BYTE, max_size=2),
         n=st.integers(1, 2),
@@ -171,7 +178,7 @@ class Lives(RuleBasedStateMachine):
                 break
             self.apply()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.scheduler.pool.num_free == NUM_BLOCKS
+        assert self.scheduler.pool.num_available == NUM_BLOCKS
         assert self.scheduler.check() == ""
         for life in self.lives.values():
             (end,) = life.ends

@@ -1,0 +1,13 @@
+"""What the operator allows one replica: seats, budget, queue, and a tenant's part of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bounds(NamedTuple):
+    """Settings of a scheduler that are the same for every model."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
