@@ -73,7 +73,9 @@ class Engine:
         self.depth = depth
         self.slots = itertools.count()
 
-    def ask(self, *prompts: list[int], tenant: str = "", n: int = 1) -> list[Answer]:
+    def ask(
+        self, *prompts: list[int], tenant: str = "", n: int = 1, first_choice: int = 0
+    ) -> list[Answer]:
         """Run these prompts together; return their answers, n for each."""
         answers: dict[int, Answer] = {}
         for prompt in prompts:
@@ -81,7 +83,7 @@ class Engine:
             for _ in range(n - 1):
                 next(self.slots)
             sampling = SamplingParams(seed=len(prompt), temperature=1.0, top_p=0.9)
-            limits = Limits(NUM_NEW, n=n, logprobs=3, tenant=tenant)
+            limits = Limits(NUM_NEW, n=n, logprobs=3, tenant=tenant, first_choice=first_choice)
             body = array("I", prompt).tobytes()
             add = Add(1, slot, "r", body, limits, sampling.SerializeToString())
             self.scheduler.add(add, 0.0)
@@ -182,3 +184,24 @@ def test_tenants_find_nothing_of_each_other(model: LoadedModel, expected: list[A
         assert num_cached([answer]) == [0] and same([answer], expected[1:2])
     assert engine.scheduler.tally.num_prefix_hits == 0
     assert num_cached(engine.ask(PROMPTS[1], tenant="a")) == [80]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.parametrize("num_blocks", [10, 64])
+def test_choices_that_share_their_prompt_answer_as_alone(
+    model: LoadedModel, has_cache: bool, num_blocks: int, depth: int
+) -> None:
+    """A fork starts from copied pages; its answer is that of a request for that choice alone."""
+    prompts = [SHARED, SHARED + [1, 2, 3], SHARED[:33]]
+    alone = [
+        Engine(model, has_cache=False).ask(prompt, first_choice=choice)[0]
+        for prompt in prompts
+        for choice in range(3)
+    ]
+    assert alone[0].token_ids != alone[1].token_ids != alone[2].token_ids
+    engine = Engine(model, num_blocks=num_blocks, has_cache=has_cache, depth=depth)
+    assert same(engine.ask(*prompts, n=3), alone)
+    if num_blocks == 64 and not has_cache:
+        computed = sum(map(len, prompts)) + 2 * len(prompts)
+        assert engine.scheduler.tally.num_prefill_tokens == computed

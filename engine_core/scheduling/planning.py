@@ -5,13 +5,26 @@ Moves sequences through the roster; knows no results, events or messages but the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
-from engine_core.scheduling.policy import choose_victim, may_join
+from engine_core.scheduling.policy import choose_victim, may_join, may_share, must_wait_for_prompt
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import start_row
 from engine_core.scheduling.sequence import Sequence, Status
-from protos.worker import SequenceStep
+from protos.worker import BlockCopy, SequenceStep
+
+
+class Known(NamedTuple):
+    """The first `num_tokens` of a sequence need not be computed; `block_ids` hold whole blocks.
+
+    With a `source`, what is left of a block is copied from there.
+    """
+
+    block_ids: list[int]
+    num_tokens: int
+    source: Sequence | None = None
 
 
 class Planner:
@@ -95,32 +108,67 @@ class Planner:
         """Start waiting sequences in order while seats, budget and blocks for all of one allow."""
         if draft.has_preempted:
             return  # who just made room must not take it back
-        waiting, running = self._roster.waiting, self._roster.running
-        while waiting and draft.budget and len(running) < self._bounds.max_num_seqs:
-            sequence = waiting[0]
+        running = self._roster.running
+        for sequence in list(self._roster.waiting):
+            if not draft.budget or len(running) >= self._bounds.max_num_seqs:
+                return
             if not may_join(sequence, running):
                 return
-            known = self._cache.find(sequence)
+            known = self._known(sequence)
+            if self._would_repeat(sequence, known):
+                continue
             if not self._fits(sequence, known):
                 return
             self._start(sequence, known, draft, now)
 
-    def _fits(self, sequence: Sequence, known: list[int]) -> bool:
-        """Return whether all of `sequence` and one more token find room beside its known blocks."""
-        missing = self._pool.blocks_for(len(sequence.tokens) + 1) - len(known)
-        return missing <= self._pool.available_beside(known)
+    def _known(self, sequence: Sequence) -> Known:
+        """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""
+        size = self._pool.block_size
+        found = self._cache.find(sequence)
+        cached = Known(found, len(found) * size)
+        source = may_share(sequence)
+        if source is None:
+            return cached
+        shared = min(source.num_prompt, len(sequence.tokens) - 1)
+        if shared <= cached.num_tokens:
+            return cached
+        return Known(source.block_ids[: shared // size], shared, source)
 
-    def _start(self, sequence: Sequence, known: list[int], draft: Draft, now: float) -> None:
-        """Start `sequence`: claim its `known` blocks first, so that none of them is evicted."""
-        self._pool.claim(known)
-        missing = self._pool.blocks_for(len(sequence.tokens)) - len(known)
+    def _would_repeat(self, sequence: Sequence, known: Known) -> bool:
+        """Return whether `sequence` would compute a block of its prompt that another choice is at.
+
+        It waits for a step or two and shares it.
+        """
+        repeated = sequence.num_prompt - 1 - known.num_tokens
+        return repeated >= self._pool.block_size and must_wait_for_prompt(sequence)
+
+    def _fits(self, sequence: Sequence, known: Known) -> bool:
+        """Return whether all of `sequence` and one more token find room beside its known blocks."""
+        missing = self._pool.blocks_for(len(sequence.tokens) + 1) - len(known.block_ids)
+        return missing <= self._pool.available_beside(known.block_ids)
+
+    def _start(self, sequence: Sequence, known: Known, draft: Draft, now: float) -> None:
+        """Start `sequence`: claim its known blocks first, so that none of them is evicted."""
+        self._pool.claim(known.block_ids)
+        missing = self._pool.blocks_for(len(sequence.tokens)) - len(known.block_ids)
         self._cache.evict(missing)
-        num_known = len(known) * self._pool.block_size
-        self._roster.start(sequence, known + self._pool.allocate(missing), num_known)
+        new = self._pool.allocate(missing)
+        self._roster.start(sequence, known.block_ids + new, known.num_tokens)
+        if known.source is not None:
+            self._fork(sequence, known.source, draft)
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
-            sequence.num_cached = min(num_known, sequence.num_prompt)
-            self._tally.looked_up(len(sequence.tokens), num_known)
+            sequence.num_cached = min(known.num_tokens, sequence.num_prompt)
+            if known.source is None:
+                self._tally.looked_up(len(sequence.tokens), known.num_tokens)
         count = draft.advance(sequence, draft.start_rows)
-        draft.starts.append(start_row(sequence, num_known, count))
+        draft.starts.append(start_row(sequence, known.num_tokens, count))
         self._tally.num_prefill_tokens += count
+
+    def _fork(self, sequence: Sequence, source: Sequence, draft: Draft) -> None:
+        """Let the workers copy the page that `sequence` shares with `source` and will write to."""
+        place, is_partial = divmod(sequence.num_computed, self._pool.block_size)
+        if is_partial:
+            copy = BlockCopy(source.block_ids[place], sequence.block_ids[place])
+            draft.copies.append(copy)
+            source.last_plan = draft.step_id  # which names its page

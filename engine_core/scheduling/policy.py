@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Sequence, Status
 
 
 def order(sequence: Sequence) -> tuple[int, int]:
@@ -27,6 +27,17 @@ def may_join(candidate: Sequence, running: Ordered) -> bool:
     if not running:
         return True
     return not (candidate.is_suspect or running[0].is_suspect)
+
+
+def may_share(candidate: Sequence) -> Sequence | None:
+    """Return a choice of the same request whose prompt `candidate` may share, or None."""
+    return next((other for other in candidate.family if other.has_prompt), None)
+
+
+def must_wait_for_prompt(candidate: Sequence) -> bool:
+    """Return whether another choice of the same request is about to compute the same prompt."""
+    is_running = any(other.status is Status.RUNNING for other in candidate.family)
+    return is_running and may_share(candidate) is None
 
 
 class Ordered:

@@ -134,6 +134,8 @@ class Roster:
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.move(FINISHED[reason])
+        if sequence.family:
+            sequence.family.remove(sequence)
         slots = self._sessions[sequence.session]
         del slots[sequence.slot]
         if not slots:

@@ -70,9 +70,12 @@ class Scheduler:
         except Refused as refused:
             self.refuse(add, refused.problem)
             return
-        for index in range(request.limits.n):
-            self._enter(Sequence(self._next_seq_id, request, index, self.max_model_len), now)
-            self._next_seq_id += 1
+        count, first = request.limits.n, self._next_seq_id
+        self._next_seq_id += count
+        family = [Sequence(first + i, request, i, self.max_model_len) for i in range(count)]
+        for sequence in family[:]:
+            sequence.family = family
+            self._enter(sequence, now)
 
     def refuse(self, add: Add, problem: Problem) -> None:
         """End all slots of an `Add` that never entered."""

@@ -75,7 +75,7 @@ class Sequence:
     """A request's choice number `index`, from the queue to the freed block."""
 
     __slots__ = (
-        "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at",
+        "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
         "first_token_at", "last_plan", "last_token_at", "max_total", "min_total", "num_cached",
         "num_computed", "num_entered", "num_expected", "num_planned", "num_preemptions",
         "num_prompt", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
@@ -104,6 +104,7 @@ class Sequence:
         self.num_entered = 0  # blocks that came from the prefix cache or went in
         self.enter_at = NEVER  # computed tokens at which the next block may go in
         self.num_cached = 0  # prompt tokens found when it first started
+        self.family: list[Sequence] = []  # the live choices of one request, this one among them
         self.last_plan = 0
         self.num_preemptions = 0
         self.decode_step = SequenceStep(seq_id, 1)  # the usual row of a plan, made once
@@ -114,6 +115,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def has_prompt(self) -> bool:
+        """True when it runs and the keys and values of all of its prompt are there to be shared."""
+        return self.status is Status.RUNNING and self.num_computed >= self.num_prompt
 
     @property
     def is_suspect(self) -> bool:

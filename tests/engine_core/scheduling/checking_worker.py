@@ -12,7 +12,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from protos.worker import ExecutePlan, SequenceFault, SequenceStart, SequenceStep, StepResult
+from protos.worker import (
+    BlockCopy,
+    ExecutePlan,
+    SequenceFault,
+    SequenceStart,
+    SequenceStep,
+    StepResult,
+)
 
 
 def draw(tokens: Iterable[int], choice: int) -> int:
@@ -67,6 +74,8 @@ class CheckingWorker:
         named = [self._start(start) for start in plan.starts]
         named += [self._step(step) for step in plan.steps]
         self._check(plan, [seq_id for seq_id, _ in named])
+        for copy in plan.copies:
+            self._copy(copy)
         pairs = [(seq_id, self._compute(self.rows[seq_id], count)) for seq_id, count in named]
         drawn = [(s, token) for s, token in pairs if token is not None and s not in faulty]
         return StepResult(
@@ -107,6 +116,14 @@ class CheckingWorker:
                 others = {b for owner, held in owners.items() if owner != seq_id for b in held}
                 assert not others & set(blocks[seq_id][span]), "a shared block is written"
         self.in_flight[plan.step_id] = blocks
+
+    def _copy(self, copy: BlockCopy) -> None:
+        held = [block_id for row in self.rows.values() for block_id in row.block_ids]
+        assert copy.source in held, "nobody holds what is copied"
+        assert held.count(copy.target) == 1, "a copy goes to a block of many"
+        for offset in range(self.block_size):
+            if (copy.source, offset) in self.cells:
+                self.cells[copy.target, offset] = self.cells[copy.source, offset]
 
     def _compute(self, row: Row, count: int) -> int | None:
         end = row.num_computed + count

@@ -130,6 +130,7 @@ def told(plan: ExecutePlan) -> list[str]:
             f"  start seq {start.seq_id} choice {start.choice}: "
             f"{start.num_computed}..{end} of {known}, blocks {[*start.block_ids]}"
         )
+    lines += [f"  copy block {copy.source} to {copy.target}" for copy in plan.copies]
     for row in plan.steps:
         new = f", new blocks {[*row.new_block_ids]}" if row.new_block_ids else ""
         lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}")

@@ -60,7 +60,7 @@ class Lives(RuleBasedStateMachine):
         prompt=PROMPTS,
         max_tokens=st.integers(1, 40),
         stop_ids=st.sets(BYTE, max_size=2),
-        n=st.integers(1, 2),
+        n=st.sampled_from([1, 1, 2, 3]),
         resumed=st.integers(0, 5),
         extra=st.tuples(
             st.integers(0, 2), st.integers(0, 1), st.sampled_from([0] * 12 + [1, 2, 3])
