@@ -94,13 +94,20 @@ class Bridge:
 
 
 class InlineWorker:
-    """A ModelRunner as the one worker of a replica."""
+    """A ModelRunner as the one worker of a replica: it computes while it is waited for."""
+
+    depth = 1
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._plan = wire.ExecutePlan(0)
 
-    def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
-        """Compute one step here and now."""
+    def launch(self, plan: wire.ExecutePlan) -> None:
+        self._plan = plan
+
+    def collect(self) -> wire.StepResult:
+        """Compute the step here and now."""
+        plan = self._plan
         try:
             return self._runner.execute(plan)
         except Exception as error:  # whatever it was, rows and cache are no longer trusted
