@@ -63,6 +63,8 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         max_waiting=settings.max_waiting,
+        max_tenant_seqs=settings.max_tenant_seqs,
+        max_tenant_blocks=settings.max_tenant_blocks,
         prefix_cache=settings.prefix_cache,
         join_timeout_s=settings.join_timeout_s,
         step_timeout_s=settings.step_timeout_s,

@@ -46,6 +46,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     """0 = the model's."""
     max_waiting: int
+    max_tenant_seqs: int
+    max_tenant_blocks: int
     prefix_cache: bool
     join_timeout_s: float
     step_timeout_s: float
@@ -106,7 +108,13 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
         block_size=facts.block_size,
         vocab_size=facts.vocab_size,
         max_model_len=min(config.max_model_len or model_len, model_len),
-        bounds=Bounds(config.max_num_seqs, config.max_num_batched_tokens, config.max_waiting),
+        bounds=Bounds(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_waiting=config.max_waiting,
+            max_tenant_seqs=config.max_tenant_seqs,
+            max_tenant_blocks=config.max_tenant_blocks,
+        ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
     )
 

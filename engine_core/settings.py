@@ -46,6 +46,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: Annotated[
         int, Meta(description="requests that may wait; one more is refused with 429", ge=1)
     ] = 1024
+    max_tenant_seqs: Annotated[
+        int, Meta(description="sequences of one tenant that run at a time; 0 = max_num_seqs", ge=0)
+    ] = 0
+    max_tenant_blocks: Annotated[
+        int,
+        Meta(description="a tenant holding so many KV blocks starts no more; 0 = no limit", ge=0),
+    ] = 0
     prefix_cache: Annotated[
         bool, Meta(description="keep the KV of finished prompts and answers for the next request")
     ] = True

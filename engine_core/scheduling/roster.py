@@ -6,17 +6,24 @@ nothing: who runs and who makes way is said by the planner.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.ledger import Leaving, Returning, Sessions, discrepancies
-from engine_core.scheduling.policy import Ordered
+from engine_core.scheduling.policy import Ordered, Queues
 from engine_core.scheduling.prefix_cache import PrefixCache
 from engine_core.scheduling.request import FinishReason, Problem
 from engine_core.scheduling.rows import finished_row
 from engine_core.scheduling.sequence import FINISHED, Sequence, Status, TokenEvent
 from engine_core.scheduling.tally import Tally
 from protos.worker import Finished
+
+
+def _take_one(counts: Counter[str], tenant: str) -> None:
+    counts[tenant] -= 1
+    if not counts[tenant]:
+        del counts[tenant]
 
 
 class Roster:
@@ -26,9 +33,13 @@ class Roster:
         self.pool = pool
         self.cache = cache
         self.tally = Tally()
-        self.waiting = Ordered()
+        self.waiting = Queues()
         self.running = Ordered()
         self.applied = 0
+        self.tenants: Counter[str] = Counter()
+        """Live sequences by tenant."""
+        self.seats: Counter[str] = Counter()
+        """Running sequences by tenant."""
         self._sessions: Sessions = {}
         self._returning: Returning = {}
         self._dropped: list[int] = []  # rows the workers are to forget with the next plan
@@ -59,6 +70,7 @@ class Roster:
     def enter(self, sequence: Sequence) -> None:
         """Take in a new sequence; it waits."""
         self._sessions.setdefault(sequence.session, {})[sequence.slot] = sequence
+        self.tenants[sequence.tenant] += 1
         self.waiting.add(sequence)
 
     def start(self, sequence: Sequence, block_ids: list[int], num_computed: int) -> None:
@@ -66,6 +78,7 @@ class Roster:
         self.waiting.remove(sequence)
         sequence.move(Status.RUNNING)
         self.running.add(sequence)
+        self.seats[sequence.tenant] += 1
         sequence.block_ids = block_ids
         sequence.capacity = len(block_ids) * self.pool.block_size
         sequence.num_computed = sequence.num_planned = num_computed
@@ -102,6 +115,7 @@ class Roster:
     def _leave(self, sequence: Sequence) -> None:
         """Take a row off the workers; its blocks return when no plan in flight names it."""
         self.running.remove(sequence)
+        _take_one(self.seats, sequence.tenant)
         self._dropped.append(sequence.seq_id)
         leaving = Leaving(sequence, sequence.block_ids, sequence.num_planned)
         sequence.block_ids, sequence.capacity = [], 0
@@ -134,6 +148,7 @@ class Roster:
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.move(FINISHED[reason])
+        _take_one(self.tenants, sequence.tenant)
         if sequence.family:
             sequence.family.remove(sequence)
         slots = self._sessions[sequence.session]
@@ -170,4 +185,8 @@ class Roster:
         found = discrepancies(
             self.pool, self._sessions, self.waiting, self.running, self._returning
         )
+        if self.seats != (seats := Counter(row.tenant for row in self.running)):
+            found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")
+        if self.tenants != (tenants := Counter(row.tenant for row in self.live())):
+            found.append(f"tenants {dict(self.tenants)} are counted, {dict(tenants)} are live")
         return "; ".join([*found, *self.cache.check()])

@@ -79,7 +79,7 @@ class Sequence:
         "first_token_at", "last_plan", "last_token_at", "max_total", "min_total", "num_cached",
         "num_computed", "num_entered", "num_expected", "num_planned", "num_preemptions",
         "num_prompt", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
-        "stop_ids", "tokens",
+        "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
@@ -94,6 +94,7 @@ class Sequence:
         self.min_total = self.num_prompt + request.limits.min_tokens
         self.max_total = min(self.num_prompt + request.limits.max_tokens, max_total)
         self.stop_ids = request.stop_ids
+        self.tenant = request.limits.tenant
         self.order = (request.limits.priority, seq_id)
         self.num_computed = 0
         self.num_planned = 0

@@ -41,6 +41,8 @@ class Scenario:
                 int(words.get("seqs", 8)),
                 int(words.get("budget", 64)),
                 int(words.get("waiting", 8)),
+                int(words.get("tenant_seqs", 0)),
+                int(words.get("tenant_blocks", 0)),
             ),
             prefix_key=b"m" if words.get("cache") == "on" else None,
         )

@@ -66,6 +66,7 @@ class Lives(RuleBasedStateMachine):
             st.integers(0, 2), st.integers(0, 1), st.sampled_from([0] * 12 + [1, 2, 3])
         ),
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
+        slot_tenant=st.sampled_from([0, 0, 1, 2]),
     )
     def add(
         self,
@@ -76,12 +77,15 @@ class Lives(RuleBasedStateMachine):
         resumed: int,
         extra: tuple[int, int, int],
         deadline_s: int | None,
+        slot_tenant: int,
     ) -> None:
         priority, session, attempt = extra
         min_tokens = min(priority, max_tokens)
+        tenant = "abc"[slot_tenant]
         limits = Limits(
-            max_tokens, min_tokens, tuple(stop_ids), n, None, priority, deadline_s=deadline_s
-        )
+            max_tokens, min_tokens, tuple(stop_ids), n, None, priority, tenant,
+            deadline_s=deadline_s,
+        )  # fmt: skip
         outputs = [
             undisturbed(
                 prompt, i, min(len(prompt) + max_tokens, MAX_MODEL_LEN), stop_ids, min_tokens
