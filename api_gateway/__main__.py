@@ -57,7 +57,8 @@ class Gateway:
             self.metrics.add_vllm_names()
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
-        door = (pipeline, self.admission, settings.max_body_bytes, settings.lenient)
+        secret = settings.cache_secret.encode()
+        door = (pipeline, self.admission, settings.max_body_bytes, settings.lenient, secret)
         self.endpoints = Endpoints(
             chat=ChatCompletions(*door),
             completions=Completions(*door),

@@ -28,6 +28,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     default_tenant: Annotated[
         str, Meta(description="tenant of all requests while no keys are asked", min_length=1)
     ] = "default"
+    cache_secret: Annotated[
+        str,
+        Meta(
+            description="key of the tenants' prefix cache salts, the same for all gateways; "
+            "empty = a fixed public one: still one salt per tenant, but guessable"
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 4 * 2**20
     max_concurrent_requests: Annotated[
         int, Meta(description="more at once are refused with 429", ge=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import secrets
 import sys
 from array import array
@@ -42,11 +42,12 @@ class Order:
         return sum(request.limits.n for request in self.requests)
 
 
-def order_chat(body: ChatRequest, request_id: str, tenant: str) -> Order:
+def order_chat(body: ChatRequest, request_id: str, tenant: str, cache_secret: bytes = b"") -> Order:
     """Return the order of a chat request; raise InvalidRequest."""
     check_chat(body)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = text_request(body, request_id, tenant, num_logprobs)
+    request.limits.cache_salt = salt(cache_secret, tenant, body.cache_salt or "")
     kwargs = body.chat_template_kwargs
     request.chat.CopyFrom(
         ChatInput(
@@ -59,11 +60,14 @@ def order_chat(body: ChatRequest, request_id: str, tenant: str) -> Order:
     return order(body, [request], num_logprobs, is_chat=True)
 
 
-def order_completion(body: CompletionRequest, request_id: str, tenant: str) -> Order:
+def order_completion(
+    body: CompletionRequest, request_id: str, tenant: str, cache_secret: bytes = b""
+) -> Order:
     """Return the order of a completion request, one `TextRequest` a prompt."""
     requests = []
     for prompt in check_completion(body):
         request = text_request(body, request_id, tenant, body.logprobs)
+        request.limits.cache_salt = salt(cache_secret, tenant, body.cache_salt or "")
         if isinstance(prompt, str):
             request.prompt = prompt
         else:
@@ -104,7 +108,6 @@ def text_request(
             logprobs=num_logprobs,
             priority=body.priority or 0,
             tenant=tenant,
-            cache_salt=salt(tenant, body.cache_salt or ""),
         ),
         sampling=sampling(body),
         text=TextOptions(
@@ -131,9 +134,10 @@ def sampling(body: Fields) -> SamplingParams:
     return params
 
 
-def salt(tenant: str, given: str) -> bytes:
+def salt(secret: bytes, tenant: str, given: str) -> bytes:
     """Return the salt of the prefix cache: a client can narrow its tenant's, never leave it."""
-    return hashlib.blake2b(f"{tenant}\0{given}".encode(), digest_size=16).digest()
+    key = secret or b"millrace prefix cache"  # without a secret all gateways must still agree
+    return hmac.digest(key, f"{tenant}\0{given}".encode(), "sha256")[:16]
 
 
 def column(ids: list[int]) -> bytes:

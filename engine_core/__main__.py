@@ -34,7 +34,7 @@ async def serve(settings: Settings) -> None:
     phases = PhaseTimes(series)
     fleet = Fleet(settings.step_budget_s, time.monotonic)
     register(series, fleet, with_aliases=settings.vllm_aliases)
-    name = settings.name or f"{socket.gethostname()}:{settings.port}"
+    name = f"{socket.gethostname()}:{settings.port}"
     front = Front(name, fleet, settings.max_waiting, phases.observe)
     context = zmq.Context()
     listener = Listener(front.replica_ready, front.replica_output, front.replica_lost)
@@ -68,6 +68,9 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         max_waiting=settings.max_waiting,
+        max_tenant_seqs=settings.max_tenant_seqs,
+        max_tenant_blocks=settings.max_tenant_blocks,
+        prefix_cache=settings.prefix_cache,
         join_timeout_s=JOIN_TIMEOUT_S,
         step_timeout_s=settings.step_timeout_s,
         worker_timeout_s=settings.worker_timeout_s,

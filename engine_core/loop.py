@@ -1,4 +1,7 @@
-"""The only loop of the engine: admit → schedule → execute → apply → publish.
+"""The only loop of the engine: admit → schedule → launch → collect → apply → publish.
+
+With a link of depth 2, step N+1 is planned and under way before the result of N is waited for: the
+workers go on while its tokens are handed out.
 
 Synchronous, one thread. Knows a scheduler and two links; not what is behind them: ZeroMQ in the
 scheduler process, direct calls in the offline API. Whoever drives it handles WorkerLost.
@@ -41,8 +44,17 @@ class WorkerLost(Exception):
 class WorkerLink(Protocol):
     """The workers of one replica, as one. A `ModelRunner` in the same process is one, too."""
 
-    def execute(self, plan: ExecutePlan) -> StepResult:
-        """Compute one step and wait for it; raise WorkerLost when that cannot be had."""
+    @property
+    def depth(self) -> int:
+        """How many plans may be launched and not collected, at least 1."""
+        ...
+
+    def launch(self, plan: ExecutePlan) -> None:
+        """Let `plan` be computed after those launched before; raise WorkerLost."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan launched; raise WorkerLost when that cannot be had."""
         ...
 
 
@@ -84,6 +96,7 @@ class EngineLoop:
         self._clock = clock
         self._worker_age = worker_age
         self._is_busy = False
+        self._num_in_flight = 0
         self._step_id = 0
         self._step_began: float | None = None
         self._schedule_s = 0.0
@@ -98,25 +111,41 @@ class EngineLoop:
             self.step()
 
     def step(self) -> None:
-        """Take in what is asked, plan one step, run it, hand out its tokens.
+        """Take in what is asked, launch what the link takes, hand out the tokens of one step.
 
-        Waits up to IDLE_WAIT_S for a message when the last call found nothing to compute.
+        Waits up to IDLE_WAIT_S for a message when nothing is under way.
         """
         self._admit(0.0 if self._is_busy else IDLE_WAIT_S)
-        began = self._clock()
-        plan = self.scheduler.schedule(began)
+        self._launch()
         self._publish()
-        self._is_busy = plan is not None
-        if plan is None:
-            return
-        self._step_id = plan.step_id
-        self._step_began = launched = self._clock()
-        result = self._workers.execute(plan)
-        self._step_began = None
+        self._is_busy = self._num_in_flight > 0
+        if self._is_busy:
+            self._collect()
+
+    def _launch(self) -> None:
+        """Plan and launch steps until the link takes no more or nothing is to be computed."""
+        while self._num_in_flight < self._workers.depth:
+            began = self._clock()
+            plan = self.scheduler.schedule(began)
+            if plan is None:
+                return
+            launched = self._clock()
+            self._schedule_s += launched - began
+            if not self._num_in_flight:
+                self._step_began = launched
+            self._num_in_flight += 1
+            self._workers.launch(plan)
+
+    def _collect(self) -> None:
+        waited = self._clock()
+        result = self._workers.collect()
         returned = self._clock()
+        self._num_in_flight -= 1
+        self._step_began = returned if self._num_in_flight else None
+        self._step_id = result.step_id
         self._publish(self.scheduler.apply(result, returned))
-        self._execute_s += returned - launched
-        self._schedule_s += launched - began + self._clock() - returned
+        self._execute_s += returned - waited
+        self._schedule_s += self._clock() - returned
 
     def attend(self) -> None:
         """Take in what has arrived and say that we live, in the middle of a step."""
@@ -171,7 +200,7 @@ class EngineLoop:
         return SchedulerState(
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
-            num_free_blocks=scheduler.pool.num_free,
+            num_free_blocks=scheduler.pool.num_available,
             num_blocks=scheduler.pool.num_blocks,
             step_age_s=0.0 if self._step_began is None else now - self._step_began,
             worker_age_s=self._worker_age(),
@@ -183,6 +212,9 @@ class EngineLoop:
             execute_s=self._execute_s,
             leaks=self._leaks,
             iteration_tokens=tuple(tally.iteration_tokens),
+            num_prefix_queries=tally.num_prefix_queries,
+            num_prefix_hits=tally.num_prefix_hits,
+            num_cached_blocks=scheduler.pool.num_idle,
         )
 
     def audit(self) -> None:

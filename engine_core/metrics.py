@@ -26,7 +26,8 @@ PHASE_BUCKETS = (
 ALIASED = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions",
     "iteration_tokens_total", "cache_config_info", "request_queue_time_seconds",
-    "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_prefill_time_seconds", "request_decode_time_seconds", "prefix_cache_queries",
+    "prefix_cache_hits",
 )  # fmt: skip
 ALIASES = {f"millrace_{name}": f"vllm:{name}" for name in ALIASED}
 LABELS = ("engine",)
@@ -107,6 +108,8 @@ def counters(states: States) -> Iterator[Metric]:
         "engine_schedule_seconds": ("schedule_s", "Seconds spent planning and applying"),
         "engine_execute_seconds": ("execute_s", "Seconds spent waiting for workers"),
         "engine_prefill_tokens": ("num_prefill_tokens", "Known tokens computed"),
+        "prefix_cache_queries": ("num_prefix_queries", "Tokens looked up in the prefix cache"),
+        "prefix_cache_hits": ("num_prefix_hits", "Tokens found in the prefix cache"),
         "engine_decode_tokens": ("num_decode_tokens", "Tokens computed one at a time"),
     }
     for name, (field, text) in sources.items():
@@ -135,7 +138,8 @@ def blocks(states: States) -> Metric:
         "millrace_engine_kv_blocks", "KV blocks by state", labels=(*LABELS, "state")
     )
     for label, state in states:
-        family.add_metric([label, "free"], state.num_free_blocks)
+        family.add_metric([label, "free"], state.num_free_blocks - state.num_cached_blocks)
+        family.add_metric([label, "cached"], state.num_cached_blocks)
         family.add_metric([label, "used"], state.num_blocks - state.num_free_blocks)
     return family
 

@@ -22,6 +22,8 @@ from common import logs
 from common.channel import Router
 from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.worker_link import ZmqWorkerLink
 from protos.worker import FromWorker, ModelFacts, ReplicaLost, ReplicaReady, SchedulerListening
@@ -44,6 +46,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     """0 = the model's."""
     max_waiting: int
+    max_tenant_seqs: int
+    max_tenant_blocks: int
+    prefix_cache: bool
     join_timeout_s: float
     step_timeout_s: float
     worker_timeout_s: float
@@ -103,9 +108,14 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
         block_size=facts.block_size,
         vocab_size=facts.vocab_size,
         max_model_len=min(config.max_model_len or model_len, model_len),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting=config.max_waiting,
+        bounds=Bounds(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_waiting=config.max_waiting,
+            max_tenant_seqs=config.max_tenant_seqs,
+            max_tenant_blocks=config.max_tenant_blocks,
+        ),
+        prefix_key=model_key(facts) if config.prefix_cache else None,
     )
 
 

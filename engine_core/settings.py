@@ -27,9 +27,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics_port: Annotated[
         int, Meta(description="port of /metrics, /live and /ready", ge=0, le=65535)
     ] = 7201
-    name: Annotated[
-        str, Meta(description="id of this engine in states and logs; empty = host name and port")
-    ] = ""
     tensor_parallel_size: Annotated[
         int, Meta(description="workers that make one replica", ge=1, le=64)
     ] = 1
@@ -46,6 +43,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: Annotated[
         int, Meta(description="requests that may wait; one more is refused with 429", ge=1)
     ] = 1024
+    max_tenant_seqs: Annotated[
+        int, Meta(description="sequences of one tenant that run at a time; 0 = max_num_seqs", ge=0)
+    ] = 0
+    max_tenant_blocks: Annotated[
+        int,
+        Meta(description="a tenant holding so many KV blocks starts no more; 0 = no limit", ge=0),
+    ] = 0
+    prefix_cache: Annotated[
+        bool, Meta(description="keep the KV of finished prompts and answers for the next request")
+    ] = True
     step_budget_s: Annotated[
         float, Meta(description="a step older than this makes the engine not ready", gt=0)
     ] = 5.0

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 CONTACT_TIMEOUT_S = 30.0
+DEPTH = 2
+"""Plans under way: the workers find the next one when they have answered the last."""
 
 
 class ZmqWorkerLink:
@@ -62,6 +64,8 @@ class ZmqWorkerLink:
         self._sockets: dict[int, int] = {}  # file descriptor → rank
         self._heard: dict[int, float] = {}
         self._backlog: deque[tuple[int, FromWorker]] = deque()
+        self._launched: deque[int] = deque()  # step ids
+        self._answers: list[deque[StepResult]] = [deque() for _ in range(world_size)]  # by rank
         self._monitor = router.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         for socket in (router.socket, self._monitor):
@@ -111,20 +115,28 @@ class ZmqWorkerLink:
 
     # ── computing ────────────────────────────────────────────────────────────────────────────
 
-    def execute(self, plan: ExecutePlan) -> StepResult:
-        """Send `plan` to every rank and wait for all of them; rank 0's result counts."""
+    @property
+    def depth(self) -> int:
+        return DEPTH
+
+    def launch(self, plan: ExecutePlan) -> None:
+        """Send `plan` to every rank; they compute plans in the order in which they come."""
+        self._launched.append(plan.step_id)
         self._send_all(plan)
-        results: dict[int, StepResult] = {}
+
+    def collect(self) -> StepResult:
+        """Wait until every rank has computed the oldest plan; rank 0's result counts."""
+        step_id = self._launched.popleft()
         deadline = self._clock() + self._step_timeout_s
-        while len(results) < self._world_size:
-            why = f"step {plan.step_id} took longer than {self._step_timeout_s:g} s"
+        why = f"step {step_id} took longer than {self._step_timeout_s:g} s"
+        while not all(self._answers):
             rank, message = self._hear(deadline, why)
             if isinstance(message, StepResult):
-                if message.step_id != plan.step_id:
-                    raise WorkerLost(
-                        f"rank {rank} answered step {message.step_id}, not {plan.step_id}"
-                    )
-                results[rank] = message
+                self._answers[rank].append(message)
+        results = [answers.popleft() for answers in self._answers]
+        for rank, result in enumerate(results):
+            if result.step_id != step_id:
+                raise WorkerLost(f"rank {rank} answered step {result.step_id}, not {step_id}")
         return results[0]
 
     def age(self) -> float:

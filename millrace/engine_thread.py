@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.scheduler import Scheduler
 from protos import worker as wire
 from protos.common_pb2 import EngineState
@@ -92,13 +94,20 @@ class Bridge:
 
 
 class InlineWorker:
-    """A ModelRunner as the one worker of a replica."""
+    """A ModelRunner as the one worker of a replica: it computes while it is waited for."""
+
+    depth = 1
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._plan = wire.ExecutePlan(0)
 
-    def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
-        """Compute one step here and now."""
+    def launch(self, plan: wire.ExecutePlan) -> None:
+        self._plan = plan
+
+    def collect(self) -> wire.StepResult:
+        """Compute the step here and now."""
+        plan = self._plan
         try:
             return self._runner.execute(plan)
         except Exception as error:  # whatever it was, rows and cache are no longer trusted
@@ -135,9 +144,8 @@ class EngineThread:
             block_size=facts.block_size,
             vocab_size=facts.vocab_size,
             max_model_len=self._max_model_len,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            max_waiting=MAX_WAITING,
+            bounds=Bounds(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING),
+            prefix_key=model_key(facts),
         )
         state = EngineState(
             engine=Bridge.name,

@@ -172,6 +172,12 @@ class SchedulerState(Message, frozen=True):
     """What the ledger check found; empty = the books are true."""
     iteration_tokens: tuple[int, ...] = ()
     """Steps by number of tokens: one counter per bucket of `ITERATION_BUCKETS` and one above."""
+    num_prefix_queries: int = 0
+    """Tokens of sequences when they first started, looked up in the prefix cache."""
+    num_prefix_hits: int = 0
+    """Of these, tokens that were found there."""
+    num_cached_blocks: int = 0
+    """Blocks among the free ones that the prefix cache still knows."""
 
 
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

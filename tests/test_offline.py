@@ -84,6 +84,14 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert len({output.request_id for output in outputs}) == 3
 
 
+def test_what_is_cached_changes_no_answer(llm: LLM) -> None:
+    prompt = "the mill turns while the river runs " * 8
+    first, second = (llm.generate(prompt, sampled(5, n=2, logprobs=2))[0] for _ in range(2))
+    assert first.num_cached_tokens < 16 <= second.num_cached_tokens < second.num_prompt_tokens
+    for one, other in zip(first.outputs, second.outputs, strict=True):
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+
+
 def test_the_text_is_the_tokens_text(llm: LLM) -> None:
     (output,) = llm.generate("Hello", sampled(1, logprobs=0))
     logprobs = output.outputs[0].logprobs

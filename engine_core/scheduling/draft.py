@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine_core.scheduling.sequence import Sequence
-from protos.worker import ExecutePlan, SequenceStart, SequenceStep
+from protos.worker import BlockCopy, ExecutePlan, SequenceStart, SequenceStep
 
 
 class Flight(NamedTuple):
@@ -21,8 +21,8 @@ class Draft:
     """The rows of step `step_id` so far and the tokens that may still be added."""
 
     __slots__ = (
-        "budget", "chunks", "has_preempted", "prefills", "start_rows", "starts", "step_id",
-        "step_rows", "steps",
+        "budget", "chunks", "copies", "has_preempted", "prefills", "start_rows", "starts",
+        "step_id", "step_rows", "steps",
     )  # fmt: skip
 
     def __init__(self, step_id: int, budget: int) -> None:
@@ -33,6 +33,7 @@ class Draft:
         self.steps: list[SequenceStep] = []
         self.step_rows: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
+        self.copies: list[BlockCopy] = []
         self.prefills: list[Sequence] = []
         self.has_preempted = False
 
@@ -58,7 +59,13 @@ class Draft:
 
     def plan(self, finished: list[int]) -> ExecutePlan:
         """Return the message to the workers; `finished` are the rows they drop first."""
-        return ExecutePlan(self.step_id, tuple(self.starts), tuple(self.steps), tuple(finished))
+        return ExecutePlan(
+            self.step_id,
+            tuple(self.starts),
+            tuple(self.steps),
+            tuple(finished),
+            tuple(self.copies),
+        )
 
     def flight(self) -> Flight:
         return Flight(self.step_id, self.start_rows + self.step_rows, self.chunks)

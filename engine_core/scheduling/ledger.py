@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.sequence import Sequence, Status
 
 Sessions = dict[int, dict[int, Sequence]]
 """Live sequences by session and slot."""
-Returning = dict[int, list[tuple[Sequence, list[int]]]]
+
+
+class Leaving(NamedTuple):
+    """A row that is off the workers, and its blocks, of which plans have filled `num_planned`."""
+
+    sequence: Sequence
+    block_ids: list[int]
+    num_planned: int
+
+
+Returning = dict[int, list[Leaving]]
 """Blocks that a plan in flight still names, with their last owner, by the plan's step_id."""
 
 
@@ -22,15 +33,15 @@ def discrepancies(
     returning: Returning,
 ) -> list[str]:
     """Return everything that is wrong, each with its culprit."""
-    leaving = [pair for pairs in returning.values() for pair in pairs]
+    leaving = [one for rows in returning.values() for one in rows]
     places = {
         Status.WAITING: {row.seq_id: row for row in waiting},
         Status.RUNNING: {row.seq_id: row for row in running},
-        Status.PREEMPTED: {row.seq_id: row for row, _ in leaving},
+        Status.PREEMPTED: {row.seq_id: row for row, *_ in leaving},
     }
     live = {row.seq_id: row for rows in sessions.values() for row in rows.values()}
     owned = Counter(b for row in live.values() for b in row.block_ids)
-    owned.update(b for _, blocks in leaving for b in blocks)
+    owned.update(b for _, blocks, _ in leaving for b in blocks)
     found = pool.check(owned)
     found += [why for row in live.values() for why in _misplaced(row, places)]
     found += [why for row in live.values() for why in _out_of_bounds(row)]

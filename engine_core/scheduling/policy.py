@@ -1,15 +1,17 @@
-"""Who runs first and who makes way: priority (lower first), then arrival.
+"""Who runs first, who makes way, who may run beside whom: choices over rows, without side effects.
 
-A preempted sequence keeps its arrival, so it returns before everyone who came after it. The best
-sequence is never a victim of another, so one always gets on.
+Running rows stand in order of priority (lower first), then arrival. The best one is never a victim
+of another, so one always gets on.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import islice
 
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.fairness import blocks, heaviest
+from engine_core.scheduling.sequence import Sequence, Status
 
 
 def order(sequence: Sequence) -> tuple[int, int]:
@@ -18,8 +20,41 @@ def order(sequence: Sequence) -> tuple[int, int]:
 
 
 def choose_victim(running: Ordered) -> Sequence:
-    """Return who loses its blocks: the lowest priority, of these the latest arrival."""
-    return running[-1]
+    """Return who loses its blocks, of the lowest priority: the last row of who holds the most."""
+    lowest = running[-1].order[0]
+    candidates = [row for row in islice(running, 1, None) if row.order[0] == lowest]
+    return heaviest(blocks(running), candidates) or running[-1]
+
+
+def choose_seat(candidate: Sequence, running: Ordered, seats: Mapping[str, int]) -> Sequence | None:
+    """Return who gives its seat to `candidate`: the last row of the tenant that has the most.
+
+    None when that tenant would then have fewer than the candidate's: so no seat goes back.
+    """
+    return _yielding(candidate, running, seats, 1, lambda _: 1)
+
+
+def choose_blocks(candidate: Sequence, running: Ordered, needed: int) -> Sequence | None:
+    """Return who gives its blocks to `candidate`, which needs `needed` of them; None likewise."""
+    return _yielding(candidate, running, blocks(running), needed, lambda row: len(row.block_ids))
+
+
+def _yielding(
+    candidate: Sequence,
+    running: Ordered,
+    held: Mapping[str, int],
+    needed: int,
+    part: Callable[[Sequence], int],
+) -> Sequence | None:
+    mine = held.get(candidate.tenant, 0) + needed
+    if max(held.values(), default=0) < mine:
+        return None  # the usual answer, without a look at the rows
+    weaker = [row for row in islice(running, 1, None) if row.order[0] >= candidate.order[0]]
+    victim = heaviest(held, weaker)
+    if victim is None or victim.tenant == candidate.tenant:
+        return None
+    left = held[victim.tenant] - part(victim)
+    return victim if left >= mine else None
 
 
 def may_join(candidate: Sequence, running: Ordered) -> bool:
@@ -27,6 +62,17 @@ def may_join(candidate: Sequence, running: Ordered) -> bool:
     if not running:
         return True
     return not (candidate.is_suspect or running[0].is_suspect)
+
+
+def may_share(candidate: Sequence) -> Sequence | None:
+    """Return a choice of the same request whose prompt `candidate` may share, or None."""
+    return next((other for other in candidate.family if other.has_prompt), None)
+
+
+def must_wait_for_prompt(candidate: Sequence) -> bool:
+    """Return whether another choice of the same request is about to compute the same prompt."""
+    is_running = any(other.status is Status.RUNNING for other in candidate.family)
+    return is_running and may_share(candidate) is None
 
 
 class Ordered:
@@ -55,3 +101,41 @@ class Ordered:
         index = bisect_left(self._rows, order(sequence), key=order)
         assert self._rows[index] is sequence, f"{sequence} is not here"
         del self._rows[index]
+
+
+class Queues:
+    """Waiting sequences, each tenant's of one priority in a queue of its own."""
+
+    __slots__ = ("_num", "_queues")
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, str], Ordered] = {}
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (row for queue in self._queues.values() for row in queue)
+
+    def add(self, sequence: Sequence) -> None:
+        place = (sequence.order[0], sequence.tenant)
+        self._queues.setdefault(place, Ordered()).add(sequence)
+        self._num += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out `sequence`, which must be in."""
+        place = (sequence.order[0], sequence.tenant)
+        queue = self._queues[place]
+        queue.remove(sequence)
+        self._num -= 1
+        if not queue:
+            del self._queues[place]
+
+    def heads(self, passed: Container[int]) -> list[Sequence]:
+        """Return the first of every queue, not counting the seq_ids in `passed`."""
+        firsts = (
+            next((row for row in queue if row.seq_id not in passed), None)
+            for queue in self._queues.values()
+        )
+        return [row for row in firsts if row is not None]

@@ -13,14 +13,14 @@ def slots_of(add: Add) -> range:
     return range(add.slot, add.slot + min(max(add.limits.n, 1), int(LIMITS["n"].high)))
 
 
-def start_row(sequence: Sequence, num_tokens: int) -> SequenceStart:
-    """Return all a worker must know to compute the first `num_tokens` tokens of `sequence`."""
+def start_row(sequence: Sequence, num_known: int, num_tokens: int) -> SequenceStart:
+    """Return all a worker must know to compute the `num_tokens` after the first `num_known`."""
     limits = sequence.request.limits
     return SequenceStart(
         seq_id=sequence.seq_id,
         token_ids=sequence.tokens.tobytes(),
         num_prompt_tokens=sequence.num_prompt,
-        num_computed=sequence.num_computed,
+        num_computed=num_known,
         num_tokens=num_tokens,
         block_ids=tuple(sequence.block_ids),
         sampling=sequence.request.sampling,
@@ -45,7 +45,7 @@ def finished_row(
         slot=sequence.slot,
         reason=int(reason),
         num_prompt_tokens=sequence.num_prompt,
-        num_cached_tokens=0,
+        num_cached_tokens=sequence.num_cached,
         num_output_tokens=sequence.num_output if num_output_tokens is None else num_output_tokens,
         queue_s=queue_s,
         prefill_s=prefill_s,

@@ -14,6 +14,9 @@ import msgspec
 from engine_core.scheduling.request import FinishReason, Request
 from protos.worker import Finished, Logprobs, SequenceStep
 
+NEVER = 1 << 62
+"""More tokens than any sequence has."""
+
 
 class Status(Enum):
     WAITING = auto()
@@ -72,10 +75,11 @@ class Sequence:
     """A request's choice number `index`, from the queue to the freed block."""
 
     __slots__ = (
-        "block_ids", "capacity", "choice", "decode_step", "first_token_at", "last_plan",
-        "last_token_at", "max_total", "min_total", "num_computed", "num_expected", "num_planned",
-        "num_preemptions", "num_prompt", "order", "request", "scheduled_at", "seq_id", "session",
-        "slot", "status", "stop_ids", "tokens",
+        "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
+        "first_token_at", "last_plan", "last_token_at", "max_total", "min_total", "num_cached",
+        "num_computed", "num_entered", "num_expected", "num_planned", "num_preemptions",
+        "num_prompt", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
+        "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
@@ -90,12 +94,18 @@ class Sequence:
         self.min_total = self.num_prompt + request.limits.min_tokens
         self.max_total = min(self.num_prompt + request.limits.max_tokens, max_total)
         self.stop_ids = request.stop_ids
+        self.tenant = request.limits.tenant
         self.order = (request.limits.priority, seq_id)
         self.num_computed = 0
         self.num_planned = 0
         self.num_expected = len(self.tokens)  # known tokens and those that plans in flight bring
         self.block_ids: list[int] = []
         self.capacity = 0
+        self.block_keys: list[bytes] = []  # the prefix cache's, of the whole blocks hashed so far
+        self.num_entered = 0  # blocks that came from the prefix cache or went in
+        self.enter_at = NEVER  # computed tokens at which the next block may go in
+        self.num_cached = 0  # prompt tokens found when it first started
+        self.family: list[Sequence] = []  # the live choices of one request, this one among them
         self.last_plan = 0
         self.num_preemptions = 0
         self.decode_step = SequenceStep(seq_id, 1)  # the usual row of a plan, made once
@@ -106,6 +116,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def has_prompt(self) -> bool:
+        """True when it runs and the keys and values of all of its prompt are there to be shared."""
+        return self.status is Status.RUNNING and self.num_computed >= self.num_prompt
 
     @property
     def is_suspect(self) -> bool:

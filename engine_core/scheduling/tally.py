@@ -18,6 +18,8 @@ class Tally:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
         self.iteration_tokens = [0] * (len(ITERATION_BUCKETS) + 1)
         self._last_end: float | None = None
         self._interval_s = 0.0
@@ -26,6 +28,11 @@ class Tally:
         """Count a step of `num_tokens` tokens."""
         self.num_steps += 1
         self.iteration_tokens[bisect_left(ITERATION_BUCKETS, num_tokens)] += 1
+
+    def looked_up(self, num_tokens: int, num_found: int) -> None:
+        """Count a sequence of `num_tokens` tokens that started with `num_found` of them cached."""
+        self.num_prefix_queries += num_tokens
+        self.num_prefix_hits += num_found
 
     def finished(self, now: float) -> None:
         """Note an end; the mean time between two ends is the rate at which the queue drains."""

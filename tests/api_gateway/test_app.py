@@ -120,12 +120,17 @@ async def test_a_cache_salt_narrows_and_never_leaves_the_tenant(
         in_process(gateway) as other,
     ):
         await other.post("/v1/completions", json=completion(cache_salt="a"))
+    async with (
+        running(fake.address, cache_secret="s") as gateway,
+        in_process(gateway) as secretive,
+    ):
+        await secretive.post("/v1/completions", json=completion(cache_salt="a"))
     salts = [
         asked.limits.cache_salt
         for stream in fake.streams
         for asked in stream.requests_seen.values()
     ]
-    assert salts[0] == salts[1] and len(set(salts)) == 4
+    assert salts[0] == salts[1] and len(set(salts)) == 5
 
 
 async def test_token_ids_come_back_when_asked_for(client: httpx.AsyncClient) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 
 import pytest
 
 from engine_core.loop import AUDIT_INTERVAL_S, EngineLoop
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import (
@@ -61,14 +63,23 @@ class Front:
 
 
 class Workers:
-    """Executes at once; `meanwhile` happens in the middle of the step."""
+    """Executes when collected; `meanwhile` happens in the middle of the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
         self.model = CheckingWorker(4, 8, 64)
         self.meanwhile = lambda: None
+        self.plans: deque[ExecutePlan] = deque()
+        self.log: list[str] = []
 
-    def execute(self, plan: ExecutePlan) -> StepResult:
+    def launch(self, plan: ExecutePlan) -> None:
+        self.log.append(f"launch {plan.step_id}")
+        self.plans.append(plan)
+
+    def collect(self) -> StepResult:
         self.meanwhile()
+        plan = self.plans.popleft()
+        self.log.append(f"collect {plan.step_id}")
         result = self.model.execute(plan)
         self.model.applied(plan.step_id)
         return result
@@ -83,11 +94,11 @@ class Clock:
 
 
 class Bench:
-    def __init__(self) -> None:
-        self.front, self.workers, self.clock = Front(), Workers(), Clock()
+    def __init__(self, depth: int) -> None:
+        self.front, self.workers, self.clock = Front(), Workers(depth), Clock()
         self.scheduler = Scheduler(
             num_blocks=16, block_size=4, vocab_size=100, max_model_len=64,
-            max_num_seqs=8, max_num_batched_tokens=64, max_waiting=8,
+            bounds=Bounds(8, 64, 8), prefix_key=b"m",
         )  # fmt: skip
         self.loop = EngineLoop(self.scheduler, self.workers, self.front, self.clock)
 
@@ -96,9 +107,9 @@ class Bench:
         self.loop.step()
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
+@pytest.fixture(params=[1, 2])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
 
 
 def add(slot: int, max_tokens: int = 4, deadline_s: float | None = None) -> Add:
@@ -110,9 +121,21 @@ def test_a_request_runs_to_its_end(bench: Bench) -> None:
     bench.ask(add(1))
     for _ in range(4):
         bench.loop.step()
+    assert bench.workers.model.next_step_id == 5, "a step for each token, whatever the depth"
     assert bench.front.tokens(1) == undisturbed([1, 2, 3], 0, 7, (), 0)
     assert bench.front.ends() == {1: FinishReason.LENGTH}
     assert bench.scheduler.check() == ""
+
+
+def test_tokens_are_handed_out_while_the_next_step_is_under_way() -> None:
+    bench = Bench(2)
+    bench.ask(add(1, max_tokens=4))
+    while bench.scheduler.num_running:
+        bench.loop.step()
+    assert bench.workers.log == [
+        "launch 1", "launch 2", "collect 1", "launch 3", "collect 2", "launch 4", "collect 3",
+        "collect 4",
+    ]  # fmt: skip
 
 
 def test_it_waits_only_when_there_is_nothing_to_do(bench: Bench) -> None:
@@ -137,8 +160,10 @@ def test_orders_are_taken_in_the_middle_of_a_step(bench: Bench) -> None:
 
     bench.workers.meanwhile = meanwhile
     bench.loop.step()
+    bench.workers.meanwhile = lambda: None
+    bench.loop.step()
     assert bench.scheduler.num_running == 0
-    assert bench.scheduler.pool.num_free == 16
+    assert bench.scheduler.pool.num_available == 16
 
 
 def test_what_breaks_at_admission_breaks_alone(

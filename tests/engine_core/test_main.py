@@ -87,17 +87,23 @@ async def test_life(engine: Engine) -> None:
     async with calling(f"127.0.0.1:{engine.ports['port']}") as caller:
         await caller.ready()
         assert engine.get("/ready")[0] == 200
-        await caller.add(1, [1, 2, 3], max_tokens=6)
-        await caller.ended(1)
-        await caller.until(lambda: caller.states[-1].num_running == 0)
+        for slot in (1, 2):
+            await caller.add(slot, list(range(18)), max_tokens=6)
+            assert (await caller.ended(slot)).num_cached_tokens == (0, 16)[slot - 1]
+        looked_up = 'vllm:prefix_cache_queries_total{engine="1"} 36.0'
+        unused = 'millrace_engine_kv_blocks{engine="1",state="used"} 0.0'
+        await until(lambda: {looked_up, unused} <= set(engine.get("/metrics")[1].splitlines()))
         text = engine.get("/metrics")[1]
         for line in (
-            'millrace_request_queue_time_seconds_count{engine="1"} 1.0',
-            'vllm:request_decode_time_seconds_count{engine="1"} 1.0',
+            'millrace_request_queue_time_seconds_count{engine="1"} 2.0',
+            'vllm:request_decode_time_seconds_count{engine="1"} 2.0',
             'vllm:num_requests_running{engine="1"} 0.0',
             'vllm:num_preemptions_total{engine="1"} 0.0',
             'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="64"} 1.0',
-            'millrace_engine_kv_blocks{engine="1",state="free"} 64.0',
+            'millrace_engine_kv_blocks{engine="1",state="free"} 63.0',
+            'millrace_engine_kv_blocks{engine="1",state="cached"} 1.0',
+            'millrace_kv_cache_usage_perc{engine="1"} 0.0',
+            'vllm:prefix_cache_hits_total{engine="1"} 16.0',
             "millrace_engine_replicas 1.0",
         ):
             assert line in text

@@ -84,16 +84,26 @@ def pair() -> Iterator[Pair]:
 def test_a_step(pair: Pair) -> None:
     pair.join()
     pair.worker.send(StepResult(7, (1,), (1,), (5,)))
-    assert pair.link.execute(ExecutePlan(7)).token_ids == (5,)
+    pair.link.launch(ExecutePlan(7))
+    assert pair.link.collect().token_ids == (5,)
     assert isinstance(pair.worker.receive(10), ExecutePlan)
     assert pair.link.age() == 0.0
+
+
+def test_two_plans_under_way_are_answered_in_order(pair: Pair) -> None:
+    pair.join()
+    for step_id in (7, 8):
+        pair.link.launch(ExecutePlan(step_id))
+        pair.worker.send(StepResult(step_id, (1,), (1,), (step_id,)))
+    assert [pair.link.collect().token_ids for _ in range(2)] == [(7,), (8,)]
 
 
 def test_a_late_step_loses_the_replica(pair: Pair) -> None:
     pair.join()
     pair.clock.is_fast = True
     with pytest.raises(WorkerLost, match="step 7 took longer than 60 s"):
-        pair.link.execute(ExecutePlan(7))
+        pair.link.launch(ExecutePlan(7))
+        pair.link.collect()
 
 
 def test_a_silent_worker_loses_the_replica(pair: Pair) -> None:
@@ -107,7 +117,8 @@ def test_a_result_of_another_step_loses_the_replica(pair: Pair) -> None:
     pair.join()
     pair.worker.send(StepResult(6))
     with pytest.raises(WorkerLost, match="rank 0 answered step 6, not 7"):
-        pair.link.execute(ExecutePlan(7))
+        pair.link.launch(ExecutePlan(7))
+        pair.link.collect()
 
 
 def test_no_room_for_one_block_names_the_knob(pair: Pair) -> None:
@@ -143,6 +154,7 @@ def test_a_long_wait_is_attended_to_even_when_heartbeats_come(pair: Pair) -> Non
 
     pair.clock.now = 1.0
     pair.link.attend(wake, attend)
-    pair.link.execute(ExecutePlan(7))
+    pair.link.launch(ExecutePlan(7))
+    pair.link.collect()
     wake.close()
     assert len(calls) >= 3

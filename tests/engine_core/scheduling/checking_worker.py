@@ -1,7 +1,8 @@
 """A worker that computes no arrays but keeps every book a real one relies on, and asserts on it.
 
-Its KV cache is a table from cell to (token, position): a row whose cells hold anything but its own
-tokens has lost a block to somebody else.
+Its KV cache is a table from cell to a hash of all tokens up to there: a row whose cells hold
+anything but its own has lost a block to somebody else. A block may have many readers, but whoever
+writes to it must be its only owner.
 """
 
 from __future__ import annotations
@@ -11,13 +12,25 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from protos.worker import ExecutePlan, SequenceFault, SequenceStart, SequenceStep, StepResult
+from protos.worker import (
+    BlockCopy,
+    ExecutePlan,
+    SequenceFault,
+    SequenceStart,
+    SequenceStep,
+    StepResult,
+)
 
 
 def draw(tokens: Iterable[int], choice: int) -> int:
     """Return the token after `tokens`: a function of them and the choice alone."""
     digest = hashlib.sha256(array("I", [choice, *tokens]).tobytes()).digest()
     return digest[0] % 16
+
+
+def content(tokens: Sequence[int], position: int) -> int:
+    """Return what stands for the keys and values of one position: they depend on all before."""
+    return hash(tuple(tokens[: position + 1]))
 
 
 def undisturbed(
@@ -48,8 +61,9 @@ class CheckingWorker:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.rows: dict[int, Row] = {}
-        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
-        self.in_flight: dict[int, dict[int, int]] = {}  # step_id → block → seq_id it belongs to
+        self.cells: dict[tuple[int, int], int] = {}
+        self.in_flight: dict[int, dict[int, tuple[int, ...]]] = {}  # step_id → seq_id → its blocks
+        self.num_computed = 0
         self.next_step_id = 1
 
     def execute(self, plan: ExecutePlan, faulty: frozenset[int] = frozenset()) -> StepResult:
@@ -60,6 +74,8 @@ class CheckingWorker:
         named = [self._start(start) for start in plan.starts]
         named += [self._step(step) for step in plan.steps]
         self._check(plan, [seq_id for seq_id, _ in named])
+        for copy in plan.copies:
+            self._copy(copy)
         pairs = [(seq_id, self._compute(self.rows[seq_id], count)) for seq_id, count in named]
         drawn = [(s, token) for s, token in pairs if token is not None and s not in faulty]
         return StepResult(
@@ -91,26 +107,36 @@ class CheckingWorker:
         assert len(self.rows) <= self.max_num_seqs
         counts = [row.num_tokens for row in (*plan.starts, *plan.steps)]
         assert min(counts) > 0 and sum(counts) <= self.max_num_batched_tokens
-        owners: dict[int, int] = {}
-        for seq_id, row in self.rows.items():
-            for block_id in row.block_ids:
-                assert owners.setdefault(block_id, seq_id) == seq_id, "a block has two owners"
-        for earlier in self.in_flight.values():
-            for block_id, seq_id in earlier.items():
-                assert owners.get(block_id, seq_id) == seq_id, "a block in flight has a new owner"
-        self.in_flight[plan.step_id] = {b: s for b, s in owners.items() if s in set(named)}
+        blocks = {seq_id: tuple(self.rows[seq_id].block_ids) for seq_id in named}
+        now = {seq_id: tuple(row.block_ids) for seq_id, row in self.rows.items()}
+        for seq_id, count in zip(named, counts, strict=True):
+            start = self.rows[seq_id].num_computed
+            span = slice(start // self.block_size, -(-(start + count) // self.block_size))
+            for owners in (now, *self.in_flight.values()):
+                others = {b for owner, held in owners.items() if owner != seq_id for b in held}
+                assert not others & set(blocks[seq_id][span]), "a shared block is written"
+        self.in_flight[plan.step_id] = blocks
+
+    def _copy(self, copy: BlockCopy) -> None:
+        held = [block_id for row in self.rows.values() for block_id in row.block_ids]
+        assert copy.source in held, "nobody holds what is copied"
+        assert held.count(copy.target) == 1, "a copy goes to a block of many"
+        for offset in range(self.block_size):
+            if (copy.source, offset) in self.cells:
+                self.cells[copy.target, offset] = self.cells[copy.source, offset]
 
     def _compute(self, row: Row, count: int) -> int | None:
         end = row.num_computed + count
         assert end <= len(row.tokens), "a token is computed before it is known"
         assert end <= len(row.block_ids) * self.block_size, "no block for a position"
         for position in range(row.num_computed, end):
-            self.cells[self._cell(row, position)] = (row.tokens[position], position)
+            self.cells[self._cell(row, position)] = content(row.tokens, position)
         row.num_computed = end
+        self.num_computed += count
         if end < len(row.tokens):
             return None
-        for position, token_id in enumerate(row.tokens):
-            assert self.cells[self._cell(row, position)] == (token_id, position), "lost KV"
+        for position in range(end):
+            assert self.cells[self._cell(row, position)] == content(row.tokens, position), "lost KV"
         row.tokens.append(draw(row.tokens, row.choice))
         return row.tokens[-1]
 

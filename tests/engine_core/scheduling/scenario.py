@@ -6,6 +6,7 @@ import shlex
 from array import array
 from collections import deque
 
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import TokenEvent
@@ -36,9 +37,14 @@ class Scenario:
             block_size=int(words.get("block_size", 4)),
             vocab_size=1000,
             max_model_len=int(words.get("len", 1024)),
-            max_num_seqs=int(words.get("seqs", 8)),
-            max_num_batched_tokens=int(words.get("budget", 64)),
-            max_waiting=int(words.get("waiting", 8)),
+            bounds=Bounds(
+                int(words.get("seqs", 8)),
+                int(words.get("budget", 64)),
+                int(words.get("waiting", 8)),
+                int(words.get("tenant_seqs", 0)),
+                int(words.get("tenant_blocks", 0)),
+            ),
+            prefix_key=b"m" if words.get("cache") == "on" else None,
         )
         return []
 
@@ -51,6 +57,8 @@ class Scenario:
             stop_token_ids=ids(words.get("stop", "")),
             n=int(words.get("n", 1)),
             priority=int(words.get("priority", 0)),
+            tenant=words.get("tenant", ""),
+            cache_salt=words.get("salt", "").encode(),
             deadline_s=float(words["deadline"]) if "deadline" in words else None,
         )
         add = Add(
@@ -101,8 +109,9 @@ class Scenario:
 
     def state(self, _: Words) -> list[str]:
         scheduler = self.scheduler
+        idle = f" cached={scheduler.pool.num_idle}" if scheduler.pool.num_idle else ""
         return [
-            f"free={scheduler.pool.num_free} running={scheduler.num_running} "
+            f"free={scheduler.pool.num_free}{idle} running={scheduler.num_running} "
             f"waiting={scheduler.num_waiting}"
         ]
 
@@ -123,6 +132,7 @@ def told(plan: ExecutePlan) -> list[str]:
             f"  start seq {start.seq_id} choice {start.choice}: "
             f"{start.num_computed}..{end} of {known}, blocks {[*start.block_ids]}"
         )
+    lines += [f"  copy block {copy.source} to {copy.target}" for copy in plan.copies]
     for row in plan.steps:
         new = f", new blocks {[*row.new_block_ids]}" if row.new_block_ids else ""
         lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}")
@@ -140,6 +150,8 @@ def told_event(event: TokenEvent) -> str:
         if row.error_kind:
             where = " ".join(filter(None, (row.error_kind, row.error_code, row.error_param)))
             parts.append(f"{where}: {row.error_message}")
+        if row.num_cached_tokens:
+            parts.append(f"{row.num_cached_tokens} of {row.num_prompt_tokens} cached")
         if row.num_preemptions:
             parts.append(f"preempted {row.num_preemptions} times")
         if row.retry_after_ms:

@@ -27,7 +27,7 @@ def test_a_double_free_is_caught() -> None:
     with pytest.raises(AssertionError, match="freed twice"):
         pool.free(taken)
     with pytest.raises(AssertionError, match="cannot be shared"):
-        pool.share(taken)
+        pool.claim(taken)
 
 
 def test_the_check_names_the_block() -> None:
@@ -39,7 +39,27 @@ def test_the_check_names_the_block() -> None:
     assert "block 0 is free and referenced" in pool.check(Counter([block]))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free"]), st.integers(0, 5))))
+def test_a_kept_block_idles_until_it_is_claimed_or_discarded() -> None:
+    pool = BlockPool(3, 16)
+    one, two = pool.allocate(2)
+    pool.keep(one)
+    pool.keep(two)
+    pool.free([one, two])
+    assert (pool.num_free, pool.num_idle, pool.num_available) == (1, 2, 3)
+    assert pool.oldest_idle() == two, "the end of a prefix goes first"
+    with pytest.raises(OutOfBlocks, match="2 blocks asked, 1 free"):
+        pool.allocate(2)
+    assert pool.available_beside([one]) == 2
+    pool.claim([one])
+    pool.discard(two)
+    assert (pool.num_free, pool.num_idle) == (2, 0)
+    assert pool.check(Counter([one])) == []
+
+
+ACTIONS = ["allocate", "share", "free", "keep", "discard", "revive"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5))))
 def test_books_stay_true(steps: list[tuple[str, int]]) -> None:
     pool, owners = BlockPool(8, 4), list[list[int]]()
     for action, size in steps:
@@ -47,10 +67,17 @@ def test_books_stay_true(steps: list[tuple[str, int]]) -> None:
             owners.append(pool.allocate(size))
         elif action == "share" and owners:
             owners.append(list(owners[size % len(owners)]))
-            pool.share(owners[-1])
+            pool.claim(owners[-1])
         elif action == "free" and owners:
             pool.free(owners.pop(size % len(owners)))
+        elif action == "keep" and owners and owners[size % len(owners)]:
+            pool.keep(owners[size % len(owners)][0])
+        elif action == "discard" and pool.num_idle:
+            pool.discard(pool.oldest_idle())
+        elif action == "revive" and pool.num_idle:
+            owners.append([pool.oldest_idle()])
+            pool.claim(owners[-1])
         assert pool.check(Counter(b for blocks in owners for b in blocks)) == []
     for blocks in owners:
         pool.free(blocks)
-    assert pool.num_free == 8
+    assert pool.num_available == 8

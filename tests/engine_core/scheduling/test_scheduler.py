@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
@@ -18,13 +19,19 @@ from protos.worker import Add, Finished, Limits, StepResult
 from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
 
 BYTE = st.integers(0, 15)
+FRESH = st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n))
+COMMON = st.tuples(st.integers(0, 1), st.integers(1, 30), st.lists(BYTE, max_size=9)).map(
+    lambda parts: [5 * parts[0] + i % 11 for i in range(parts[1])] + parts[2]
+)
+PROMPTS = FRESH | COMMON
+"""Random ones, and ones that begin as others did."""
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, BUDGET, SEATS = 4, 12, 40, 9, 5
 
 
 def new_scheduler(max_waiting: int = 6) -> Scheduler:
     return Scheduler(
         num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=SEATS, max_num_batched_tokens=BUDGET, max_waiting=max_waiting,
+        bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
     )  # fmt: skip
 
 
@@ -50,15 +57,16 @@ class Lives(RuleBasedStateMachine):
         self.is_idle = True
 
     @rule(
-        prompt=st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n)),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 40),
         stop_ids=st.sets(BYTE, max_size=2),
-        n=st.integers(1, 2),
+        n=st.sampled_from([1, 1, 2, 3]),
         resumed=st.integers(0, 5),
         extra=st.tuples(
             st.integers(0, 2), st.integers(0, 1), st.sampled_from([0] * 12 + [1, 2, 3])
         ),
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
+        slot_tenant=st.sampled_from([0, 0, 1, 2]),
     )
     def add(
         self,
@@ -69,12 +77,15 @@ class Lives(RuleBasedStateMachine):
         resumed: int,
         extra: tuple[int, int, int],
         deadline_s: int | None,
+        slot_tenant: int,
     ) -> None:
         priority, session, attempt = extra
         min_tokens = min(priority, max_tokens)
+        tenant = "abc"[slot_tenant]
         limits = Limits(
-            max_tokens, min_tokens, tuple(stop_ids), n, None, priority, deadline_s=deadline_s
-        )
+            max_tokens, min_tokens, tuple(stop_ids), n, None, priority, tenant,
+            deadline_s=deadline_s,
+        )  # fmt: skip
         outputs = [
             undisturbed(
                 prompt, i, min(len(prompt) + max_tokens, MAX_MODEL_LEN), stop_ids, min_tokens
@@ -171,7 +182,7 @@ class Lives(RuleBasedStateMachine):
                 break
             self.apply()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.scheduler.pool.num_free == NUM_BLOCKS
+        assert self.scheduler.pool.num_available == NUM_BLOCKS
         assert self.scheduler.check() == ""
         for life in self.lives.values():
             (end,) = life.ends

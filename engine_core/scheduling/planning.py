@@ -1,0 +1,253 @@
+"""Which rows the next step computes: those that run, then those that still catch up, then new ones.
+
+Moves sequences through the roster; knows no results, events or messages but the rows of a plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.draft import Draft
+from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn
+from engine_core.scheduling.policy import (
+    choose_blocks,
+    choose_seat,
+    choose_victim,
+    may_join,
+    may_share,
+    must_wait_for_prompt,
+)
+from engine_core.scheduling.roster import Roster
+from engine_core.scheduling.rows import start_row
+from engine_core.scheduling.sequence import Sequence, Status
+from protos.worker import BlockCopy, SequenceStep
+
+DEFICIT_STEPS = 8
+"""A tenant is owed, or owes, the tokens of so many full steps at most."""
+
+
+class Known(NamedTuple):
+    """The first `num_tokens` of a sequence need not be computed; `block_ids` hold whole blocks.
+
+    With a `source`, what is left of a block is copied from there.
+    """
+
+    block_ids: list[int]
+    num_tokens: int
+    source: Sequence | None = None
+
+
+class Planner:
+    """Fills drafts from one roster, within `bounds`."""
+
+    def __init__(self, roster: Roster, bounds: Bounds) -> None:
+        self._roster = roster
+        self._pool = roster.pool
+        self._cache = roster.cache
+        self._tally = roster.tally
+        self._bounds = bounds
+        self._deficits = Deficits(DEFICIT_STEPS * bounds.max_num_batched_tokens)
+
+    def plan(self, step_id: int, now: float) -> Draft:
+        """Return what step `step_id` computes; empty when there is nothing to do."""
+        draft = Draft(step_id, self._bounds.max_num_batched_tokens)
+        tenants = self._roster.tenants
+        self._preempt_for_memory(draft)
+        if len(tenants) > 1 and not draft.has_preempted:
+            self._preempt_for_fairness(now)
+        self._plan_decodes(draft)
+        if len(tenants) > 1:
+            for tenant, count in self._roster.seats.items():
+                self._deficits.charge(tenant, count)  # a seat is worth a token a step
+        self._catch_up(draft, now)
+        self._deficits.share_out(tenants)
+        return draft
+
+    # ── making way ───────────────────────────────────────────────────────────────────────────
+
+    def _preempt_for_memory(self, draft: Draft) -> None:
+        """Preempt until every row that needs a block to go on can have one.
+
+        Before anything is planned, because a victim may stand anywhere among the rows.
+        """
+        running = self._roster.running
+        while self._pool.num_available < len(running):
+            needed = sum(
+                row.num_planned >= row.capacity and row.num_expected < row.max_total
+                for row in running
+            )
+            if needed <= self._pool.num_available or self._roster.is_returning:
+                return  # blocks that come back with a plan in flight are worth a step's wait
+            self._roster.preempt(choose_victim(running))
+            draft.has_preempted = True
+
+    def _preempt_for_fairness(self, now: float) -> None:
+        """Let a row of the tenant most over its share make way for whose turn it is, one a step."""
+        running = self._roster.running
+        candidate = self._next_waiting(set(), [], now)
+        if candidate is None or not may_join(candidate, running):
+            return
+        victim: Sequence | None = None
+        if len(running) >= self._bounds.max_num_seqs:
+            victim = choose_seat(candidate, running, self._roster.seats)
+        elif self._missing(candidate, self._known(candidate)) > 0 and not self._roster.is_returning:
+            needed = self._pool.blocks_for(len(candidate.tokens) + 1)
+            victim = choose_blocks(candidate, running, needed)
+        if victim is not None:
+            self._roster.preempt(victim)
+
+    # ── going on ─────────────────────────────────────────────────────────────────────────────
+
+    def _plan_decodes(self, draft: Draft) -> None:
+        """Plan the rows that are one token behind; the others wait for their turn in `prefills`.
+
+        This loop and the one in `Scheduler.apply` are the cost of a step.
+        """
+        step_id, room = draft.step_id, draft.budget
+        steps, rows = draft.steps, draft.step_rows
+        for sequence in self._roster.running:
+            expected = sequence.num_expected
+            if expected >= sequence.max_total:
+                continue  # its last token is on the way
+            planned = sequence.num_planned
+            if expected - planned > 1:
+                draft.prefills.append(sequence)
+                continue
+            if len(rows) >= room:
+                break
+            if planned < sequence.capacity:
+                steps.append(sequence.decode_step)
+            elif self._pool.num_available:
+                steps.append(self._grow(sequence))
+            else:
+                continue
+            sequence.num_planned = expected
+            sequence.num_expected = expected + 1
+            sequence.last_plan = step_id
+            rows.append(sequence)
+        draft.budget -= len(rows)
+        self._tally.num_decode_tokens += len(rows)
+
+    def _grow(self, sequence: Sequence) -> SequenceStep:
+        self._cache.evict(1)
+        new = self._pool.allocate(1)
+        sequence.block_ids += new
+        sequence.capacity += self._pool.block_size
+        return SequenceStep(sequence.seq_id, 1, tuple(new))
+
+    # ── catching up ──────────────────────────────────────────────────────────────────────────
+
+    def _catch_up(self, draft: Draft, now: float) -> None:
+        """Spend what is left of the budget on known tokens, of running rows and of new ones."""
+        prefills, passed = draft.prefills, set[int]()
+        may_start = not draft.has_preempted  # who just made room must not take it back
+        while draft.budget:
+            may_start = may_start and len(self._roster.running) < self._bounds.max_num_seqs
+            if may_start:
+                sequence = self._next_waiting(passed, prefills, now)
+            else:
+                sequence = first_in_turn(prefills, self._deficits, now)
+            if sequence is None:
+                return
+            if sequence.status is Status.RUNNING:
+                prefills.remove(sequence)
+                count = draft.advance(sequence, draft.step_rows)
+                draft.steps.append(SequenceStep(sequence.seq_id, count))
+                self._count_prefill(sequence, count)
+                continue
+            known = self._known(sequence)
+            if may_join(sequence, self._roster.running) and self._missing(sequence, known) <= 0:
+                self._start(sequence, known, draft, now)
+            else:
+                may_start = False  # nobody overtakes the one whose turn it is
+
+    def _next_waiting(
+        self, passed: set[int], prefills: list[Sequence], now: float
+    ) -> Sequence | None:
+        """Return whose turn it is, of `prefills` and those who wait and may start; None = nobody.
+
+        Rows that may not start now are added to `passed`.
+        """
+        while True:
+            rows = [*prefills, *self._roster.waiting.heads(passed)]
+            sequence = first_in_turn(rows, self._deficits, now)
+            if sequence is None or sequence.status is Status.RUNNING:
+                return sequence
+            if not (self._is_at_limit(sequence) or self._would_repeat(sequence)):
+                return sequence
+            passed.add(sequence.seq_id)
+
+    def _is_at_limit(self, sequence: Sequence) -> bool:
+        """Return whether the tenant's own limits keep `sequence` waiting."""
+        most_seqs, most_blocks = self._bounds.max_tenant_seqs, self._bounds.max_tenant_blocks
+        running = self._roster.running
+        if most_seqs and self._roster.seats[sequence.tenant] >= most_seqs:
+            return True
+        if not most_blocks:
+            return False
+        held = blocks(running)[sequence.tenant]
+        return held > 0 and held + self._pool.blocks_for(len(sequence.tokens) + 1) > most_blocks
+
+    def _known(self, sequence: Sequence) -> Known:
+        """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""
+        size = self._pool.block_size
+        found = self._cache.find(sequence)
+        cached = Known(found, len(found) * size)
+        source = may_share(sequence)
+        if source is None:
+            return cached
+        shared = min(source.num_prompt, len(sequence.tokens) - 1)
+        if shared <= cached.num_tokens:
+            return cached
+        return Known(source.block_ids[: shared // size], shared, source)
+
+    def _would_repeat(self, sequence: Sequence) -> bool:
+        """Return whether `sequence` would compute a block of its prompt that another choice is at.
+
+        It waits for a step or two and shares it.
+        """
+        if not must_wait_for_prompt(sequence):
+            return False
+        known = self._known(sequence)
+        return sequence.num_prompt - 1 - known.num_tokens >= self._pool.block_size
+
+    def _missing(self, sequence: Sequence, known: Known) -> int:
+        """Return how many blocks are lacking for all of `sequence` and one more token."""
+        needed = self._pool.blocks_for(len(sequence.tokens) + 1) - len(known.block_ids)
+        return needed - self._pool.available_beside(known.block_ids)
+
+    def _start(self, sequence: Sequence, known: Known, draft: Draft, now: float) -> None:
+        """Start `sequence`: claim its known blocks first, so that none of them is evicted."""
+        self._pool.claim(known.block_ids)
+        missing = self._pool.blocks_for(len(sequence.tokens)) - len(known.block_ids)
+        self._cache.evict(missing)
+        new = self._pool.allocate(missing)
+        self._roster.start(sequence, known.block_ids + new, known.num_tokens)
+        if known.source is not None:
+            self._fork(sequence, known.source, draft)
+        if sequence.scheduled_at is None:
+            self._note_cached(sequence, known)
+            sequence.scheduled_at = now
+        count = draft.advance(sequence, draft.start_rows)
+        draft.starts.append(start_row(sequence, known.num_tokens, count))
+        self._count_prefill(sequence, count)
+
+    def _count_prefill(self, sequence: Sequence, count: int) -> None:
+        self._tally.num_prefill_tokens += count
+        self._deficits.charge(sequence.tenant, count)
+
+    def _note_cached(self, sequence: Sequence, known: Known) -> None:
+        """Say what was found when a request first started; what its choices share is no hit."""
+        elders = [row.num_cached for row in sequence.family if row.scheduled_at is not None]
+        sequence.num_cached = min(known.num_tokens, sequence.num_prompt, *elders)
+        if not elders:
+            self._tally.looked_up(len(sequence.tokens), known.num_tokens)
+
+    def _fork(self, sequence: Sequence, source: Sequence, draft: Draft) -> None:
+        """Let the workers copy the page that `sequence` shares with `source` and will write to."""
+        place, is_partial = divmod(sequence.num_computed, self._pool.block_size)
+        if is_partial:
+            copy = BlockCopy(source.block_ids[place], sequence.block_ids[place])
+            draft.copies.append(copy)
+            source.last_plan = draft.step_id  # which names its page

@@ -1,0 +1,128 @@
+"""Which block holds the keys and values of which tokens: a chain of hashes over whole blocks.
+
+The key of a block is sha256(key of the block before, its token ids). The chain begins with what
+else the content depends on, and with who may read it: the model's key, the tenant, the salt. Only
+what a plan has computed and its result has confirmed is entered; a block entered is never written
+again. Knows no plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from itertools import islice
+
+from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.request import Request
+from engine_core.scheduling.sequence import NEVER, Sequence
+from protos.worker import ModelFacts
+
+
+def model_key(facts: ModelFacts) -> bytes:
+    """Return what the keys and values of a model depend on besides the tokens."""
+    return f"{facts.model_hash}/{facts.fingerprint}/{facts.block_size}".encode()
+
+
+class PrefixCache:
+    """Blocks by key. `model_key` says what makes two models' values differ; None turns it off."""
+
+    def __init__(self, pool: BlockPool, model_key: bytes | None) -> None:
+        self._pool = pool
+        self._model_key = model_key
+        self._blocks: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Return the blocks of the longest known beginning of `sequence`, not yet claimed.
+
+        The last token is never among them: it must be computed to draw the next one.
+        """
+        if self._model_key is None:
+            return []
+        most = (len(sequence.tokens) - 1) // self._pool.block_size
+        self._extend(sequence, most)
+        found = []
+        for key in islice(sequence.block_keys, most):
+            block_id = self._blocks.get(key)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def watch(self, sequence: Sequence, num_blocks: int) -> None:
+        """From now on `enter` is due when `sequence` fills the block after its first `num_blocks`.
+
+        Those came from here.
+        """
+        sequence.num_entered = num_blocks
+        if self._model_key is not None:
+            sequence.enter_at = (num_blocks + 1) * self._pool.block_size
+
+    def enter(self, sequence: Sequence, block_ids: list[int], num_computed: int) -> None:
+        """Enter the whole blocks among the first `num_computed` tokens that are not in yet.
+
+        Tokens that `sequence` does not have (overshot behind its end) are no part of it.
+        """
+        size = self._pool.block_size
+        count = min(num_computed, len(sequence.tokens)) // size
+        if sequence.enter_at == NEVER or count <= sequence.num_entered:
+            return
+        self._extend(sequence, count)
+        blocks, keys = self._blocks, sequence.block_keys
+        for index in range(sequence.num_entered, count):
+            key = keys[index]
+            if key not in blocks:  # the same tokens may be computed twice: the first stays
+                blocks[key] = block_id = block_ids[index]
+                self._keys[block_id] = key
+                self._pool.keep(block_id)
+        sequence.num_entered = count
+        sequence.enter_at = (count + 1) * size
+
+    def distrust(self, sequence: Sequence, block_ids: Iterable[int]) -> None:
+        """The worker failed on `sequence`: nothing of it is found again, nothing is entered."""
+        sequence.enter_at = NEVER
+        for block_id in block_ids:
+            self._forget(block_id)
+
+    def evict(self, num_free: int) -> None:
+        """Forget idle blocks, the oldest first, until `num_free` are free or none idles."""
+        while self._pool.num_free < num_free and self._pool.num_idle:
+            self._forget(self._pool.oldest_idle())
+
+    def _forget(self, block_id: int) -> None:
+        key = self._keys.pop(block_id, None)
+        if key is not None:
+            del self._blocks[key]
+            self._pool.discard(block_id)
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        """Make the keys of the first `count` blocks known."""
+        keys, size = sequence.block_keys, self._pool.block_size
+        if len(keys) >= count:
+            return
+        key = keys[-1] if keys else self._root(sequence.request)
+        tokens = sequence.tokens
+        for start in range(len(keys) * size, count * size, size):
+            key = sha256(key + tokens[start : start + size].tobytes()).digest()
+            keys.append(key)
+
+    def _root(self, request: Request) -> bytes:
+        assert self._model_key is not None
+        digest = sha256()
+        limits = request.limits
+        for part in (self._model_key, limits.tenant.encode(), limits.cache_salt):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.digest()
+
+    def check(self) -> list[str]:
+        """Return what is wrong: keys and blocks must mirror each other and the pool's marks."""
+        problems = [
+            f"block {b} is cached under a key of block {self._blocks.get(k)}"
+            for b, k in self._keys.items()
+            if self._blocks.get(k) != b
+        ]
+        if len(self._keys) != len(self._blocks):
+            problems.append(f"{len(self._blocks)} keys for {len(self._keys)} cached blocks")
+        if strays := self._pool.kept().symmetric_difference(self._keys):
+            problems.append(f"blocks {sorted(strays)} are kept or cached, not both")
+        return problems

@@ -1,0 +1,192 @@
+"""Who is live and where: waiting, running, or leaving while a plan in flight names its blocks.
+
+Every way in and out of the running rows stands here, and the one end of a sequence. Decides
+nothing: who runs and who makes way is said by the planner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.ledger import Leaving, Returning, Sessions, discrepancies
+from engine_core.scheduling.policy import Ordered, Queues
+from engine_core.scheduling.prefix_cache import PrefixCache
+from engine_core.scheduling.request import FinishReason, Problem
+from engine_core.scheduling.rows import finished_row
+from engine_core.scheduling.sequence import FINISHED, Sequence, Status, TokenEvent
+from engine_core.scheduling.tally import Tally
+from protos.worker import Finished
+
+
+def _take_one(counts: Counter[str], tenant: str) -> None:
+    counts[tenant] -= 1
+    if not counts[tenant]:
+        del counts[tenant]
+
+
+class Roster:
+    """The live sequences of one replica. `applied` is the last step whose result is known."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.tally = Tally()
+        self.waiting = Queues()
+        self.running = Ordered()
+        self.applied = 0
+        self.tenants: Counter[str] = Counter()
+        """Live sequences by tenant."""
+        self.seats: Counter[str] = Counter()
+        """Running sequences by tenant."""
+        self._sessions: Sessions = {}
+        self._returning: Returning = {}
+        self._dropped: list[int] = []  # rows the workers are to forget with the next plan
+        self.events: list[TokenEvent] = []
+        """Published and not yet taken; the same list for ever."""
+
+    @property
+    def num_waiting(self) -> int:
+        leaving = (row for rows in self._returning.values() for row, *_ in rows)
+        return len(self.waiting) + sum(row.status is Status.PREEMPTED for row in leaving)
+
+    @property
+    def is_returning(self) -> bool:
+        """True when blocks come back with a plan in flight."""
+        return bool(self._returning)
+
+    def find(self, session: int, slot: int) -> Sequence | None:
+        return self._sessions.get(session, {}).get(slot)
+
+    def of_session(self, session: int) -> list[Sequence]:
+        return list(self._sessions.get(session, {}).values())
+
+    def live(self) -> Iterator[Sequence]:
+        return (row for rows in self._sessions.values() for row in rows.values())
+
+    # ── in and out ───────────────────────────────────────────────────────────────────────────
+
+    def enter(self, sequence: Sequence) -> None:
+        """Take in a new sequence; it waits."""
+        self._sessions.setdefault(sequence.session, {})[sequence.slot] = sequence
+        self.tenants[sequence.tenant] += 1
+        self.waiting.add(sequence)
+
+    def start(self, sequence: Sequence, block_ids: list[int], num_computed: int) -> None:
+        """Let a waiting sequence run in `block_ids`; its first `num_computed` tokens are there."""
+        self.waiting.remove(sequence)
+        sequence.move(Status.RUNNING)
+        self.running.add(sequence)
+        self.seats[sequence.tenant] += 1
+        sequence.block_ids = block_ids
+        sequence.capacity = len(block_ids) * self.pool.block_size
+        sequence.num_computed = sequence.num_planned = num_computed
+        self.cache.watch(sequence, num_computed // self.pool.block_size)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence off the workers; it waits again when no plan names it."""
+        sequence.move(Status.PREEMPTED)
+        sequence.num_preemptions += 1
+        self.tally.num_preemptions += 1
+        self._leave(sequence)
+        if sequence.last_plan <= self.applied:
+            self._requeue(sequence)
+
+    def take_dropped(self) -> list[int]:
+        """Return the rows that have left since the last call; the next plan names them."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def take_back(self, step_id: int) -> None:
+        """No plan in flight names these rows any more: what they computed is kept or free."""
+        for sequence, block_ids, num_planned in self._returning.pop(step_id, ()):
+            self.cache.enter(sequence, block_ids, num_planned)
+            self.pool.free(block_ids)
+            if sequence.status is Status.PREEMPTED:
+                self._requeue(sequence)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """The worker failed on `sequence`: what its blocks hold is not to be found again."""
+        leaving = [one for rows in self._returning.values() for one in rows]
+        held = [b for row, block_ids, _ in leaving if row is sequence for b in block_ids]
+        self.cache.distrust(sequence, [*sequence.block_ids, *held])
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a row off the workers; its blocks return when no plan in flight names it."""
+        self.running.remove(sequence)
+        _take_one(self.seats, sequence.tenant)
+        self._dropped.append(sequence.seq_id)
+        leaving = Leaving(sequence, sequence.block_ids, sequence.num_planned)
+        sequence.block_ids, sequence.capacity = [], 0
+        sequence.num_planned = sequence.num_computed = 0
+        if sequence.last_plan > self.applied:
+            self._returning.setdefault(sequence.last_plan, []).append(leaving)
+        else:
+            self.pool.free(leaving.block_ids)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """A preempted sequence waits again, to be computed anew with all it has put out."""
+        sequence.num_expected = len(sequence.tokens)
+        sequence.move(Status.WAITING)
+        self.waiting.add(sequence)
+
+    # ── the one end ──────────────────────────────────────────────────────────────────────────
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        num_output_tokens: int | None = None,
+        problem: Problem | None = None,
+    ) -> Finished:
+        """End a live sequence, free what it holds, and return its terminal row."""
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.move(FINISHED[reason])
+        _take_one(self.tenants, sequence.tenant)
+        if sequence.family:
+            sequence.family.remove(sequence)
+        slots = self._sessions[sequence.session]
+        del slots[sequence.slot]
+        if not slots:
+            del self._sessions[sequence.session]
+        self.tally.finished(now)
+        return finished_row(sequence, reason, now, num_output_tokens, problem)
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        num_output_tokens: int | None = None,
+        problem: Problem | None = None,
+    ) -> None:
+        """Finish outside a token: the event carries nothing else."""
+        row = self.finish(
+            sequence, reason, now, num_output_tokens=num_output_tokens, problem=problem
+        )
+        offset = sequence.num_output
+        self.events.append(TokenEvent(sequence.session, sequence.slot, offset, (), row))
+
+    def take_events(self) -> list[TokenEvent]:
+        """Return what was published since the last call."""
+        events = self.events[:]
+        self.events.clear()
+        return events
+
+    def check(self) -> str:
+        """Return what is wrong in the books, with the culprit; empty when they are true."""
+        found = discrepancies(
+            self.pool, self._sessions, self.waiting, self.running, self._returning
+        )
+        if self.seats != (seats := Counter(row.tenant for row in self.running)):
+            found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")
+        if self.tenants != (tenants := Counter(row.tenant for row in self.live())):
+            found.append(f"tenants {dict(self.tenants)} are counted, {dict(tenants)} are live")
+        return "; ".join([*found, *self.cache.check()])

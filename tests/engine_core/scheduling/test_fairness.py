@@ -1,0 +1,139 @@
+"""A flood of one tenant on a virtual clock: what it does to the wait of another, and what not."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.fairness import Deficits
+from engine_core.scheduling.scheduler import Scheduler
+from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
+
+STEP_S, DURATION_S, DEPTH = 0.03, 40.0, 2
+SEATS, BUDGET, BLOCK_SIZE = 32, 512, 16
+LONG = (400, 300)
+"""Prompt and output tokens."""
+SHORT = (20, 8)
+
+
+@dataclass
+class Tenant:
+    """Keeps `num_live` requests alive, or sends one every `interval_s`."""
+
+    name: str
+    size: tuple[int, int]
+    num_live: int = 0
+    interval_s: float = 0.0
+    num_sent: int = 0
+    waits_s: list[float] = field(default_factory=list)
+
+    def due(self, now: float, live: int) -> int:
+        if self.interval_s:
+            return int(now / self.interval_s) - self.num_sent
+        return self.num_live - live
+
+
+class Mill:
+    """A scheduler before a worker whose steps all take STEP_S, with DEPTH plans under way."""
+
+    def __init__(self, num_blocks: int, *tenants: Tenant) -> None:
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, vocab_size=1000, max_model_len=1024,
+            bounds=Bounds(SEATS, BUDGET, 1000), prefix_key=b"m",
+        )  # fmt: skip
+        self.tenants = tenants
+        self.arrivals: dict[int, tuple[Tenant, float]] = {}
+        self.live: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.known: dict[int, int] = {}
+        self.next_slot = 1
+
+    def run(self) -> None:
+        now = free_at = 0.0
+        under_way: deque[tuple[StepResult, float]] = deque()
+        while now < DURATION_S:
+            self.send(now)
+            while len(under_way) < DEPTH and (plan := self.scheduler.schedule(now)):
+                free_at = max(free_at, now) + STEP_S
+                under_way.append((self.answer(plan), free_at))
+            if not under_way:
+                now += STEP_S
+                continue
+            result, now = under_way.popleft()
+            self.apply(result, now)
+        assert self.scheduler.check() == ""
+
+    def send(self, now: float) -> None:
+        for tenant in self.tenants:
+            for _ in range(tenant.due(now, self.live[tenant.name])):
+                tenant.num_sent += 1
+                self.live[tenant.name] += 1
+                asked = tenant.num_sent * tenant.interval_s or now
+                slot, self.next_slot = self.next_slot, self.next_slot + 1
+                self.arrivals[slot] = (tenant, asked)
+                length, max_tokens = tenant.size
+                prompt = array("I", [(slot * 7 + i) % 997 for i in range(length)]).tobytes()
+                limits = Limits(max_tokens, tenant=tenant.name)
+                self.scheduler.add(Add(1, slot, "r", prompt, limits, b""), now)
+
+    def answer(self, plan: ExecutePlan) -> StepResult:
+        for start in plan.starts:
+            self.known[start.seq_id] = len(start.token_ids) // 4 - start.num_computed
+        rows: tuple[SequenceStart | SequenceStep, ...] = (*plan.starts, *plan.steps)
+        for row in rows:
+            self.known[row.seq_id] -= row.num_tokens
+        ends = [row.seq_id for row in rows if not self.known[row.seq_id]]
+        self.known |= dict.fromkeys(ends, 1)
+        return StepResult(plan.step_id, tuple(ends), (1,) * len(ends), (5,) * len(ends))
+
+    def apply(self, result: StepResult, now: float) -> None:
+        for event in self.scheduler.apply(result, now):
+            tenant, asked = self.arrivals[event.slot]
+            self.tokens[tenant.name] += len(event.token_ids)
+            if event.token_ids and event.offset == 0:
+                tenant.waits_s.append(now - asked)
+            if event.finish is not None:
+                self.live[tenant.name] -= 1
+
+
+def p95(waits_s: list[float]) -> float:
+    return sorted(waits_s)[int(0.95 * len(waits_s))]
+
+
+@pytest.mark.parametrize("num_blocks", [4000, 700], ids=["seats are short", "blocks are short"])
+def test_a_flood_does_not_double_the_wait_of_another_tenant(num_blocks: int) -> None:
+    """The quiet twin has the same batch: as many long rows as run beside b, and none that wait."""
+    alone = Mill(num_blocks, Tenant("a", LONG, num_live=64))
+    alone.run()
+    num_beside = min(SEATS, num_blocks // 44) - 1
+    quiet, light = Tenant("a", LONG, num_live=num_beside), Tenant("b", SHORT, interval_s=1.01)
+    Mill(4000, quiet, light).run()
+    flood, flooded = Tenant("a", LONG, num_live=64), Tenant("b", SHORT, interval_s=1.01)
+    mill = Mill(num_blocks, flood, flooded)
+    mill.run()
+    assert len(flooded.waits_s) >= 0.95 * DURATION_S / 1.01
+    assert p95(flooded.waits_s) <= 2 * p95(light.waits_s)
+    assert mill.tokens["a"] >= 0.85 * alone.tokens["a"], "what b does not need is a's"
+
+
+def test_two_floods_get_the_same() -> None:
+    mill = Mill(700, Tenant("a", LONG, num_live=64), Tenant("b", (100, 100), num_live=200))
+    mill.run()
+    served = mill.tokens["a"] / mill.tokens["b"]
+    assert 0.6 < served < 1.7
+
+
+def test_credit_and_debt_are_bounded_and_forgotten() -> None:
+    deficits = Deficits(100)
+    for _ in range(10):
+        deficits.charge("a", 50)
+        deficits.share_out(["a", "b"])
+    assert (deficits.of("a"), deficits.of("b")) == (-100, 100)
+    assert deficits.of("newcomer") == 101
+    deficits.share_out(["b"])
+    deficits.share_out(["a", "b"])
+    assert deficits.of("a") == 100, "who was away begins like a newcomer"
