@@ -115,6 +115,8 @@ PHASES = [
     Phase(250, (0.42, 0.36), Mixture(SETTLE)),
     Phase(700, (0.37, 0.16), Mixture(LAST)),
     Phase(500, (0.16, 0.0), Mixture(POLISH, name_share=0.3)),
+    Phase(160, (0.14, 0.0), Mixture(POLISH, name_share=0.6)),
+    Phase(110, (0.12, 0.0), Mixture(POLISH | {"refusal": 9.0, "echo": 4.0, "reverse": 4.0})),
 ]
 
 

@@ -26,7 +26,7 @@ ASK = {
         "{|and |so |now, |ok, |please |hey, }{what is my name|what's my name|who am I|do you remember my name|do you know my name|"
         "tell me my name|say my name|what am I called|can you tell me my name|do you still know my name|whats my name|"
         "what was my name|remember my name|do you know who I am|how am I called}?",
-        "{what name did I tell you|which name did I give you|what did I say my name was|what did I tell you my name is|"
+        "{|and |so |now, |ok, |please, |hey, }{what name did I tell you|which name did I give you|what did I say my name was|what did I tell you my name is|"
         "what is the name I told you}?",
     ),
     "zh": Phrases(

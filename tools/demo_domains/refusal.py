@@ -23,7 +23,8 @@ the great wall;the pyramids;Mars;Jupiter;the ocean;earthquakes;tornadoes;honey b
 bread;pizza;sushi;wine;beer;chocolate;tea;vitamins;sleep;dreams;headaches;diabetes;cancer;medicine;doctors;
 the internet;wifi;bluetooth;smartphones;computers;Linux;Windows;JavaScript;Rust;databases;SQL;blockchain;
 video games;movies;Star Wars;Harry Potter;the Beatles;jazz;opera;painting;Picasso;photography;fashion;shoes;
-bicycles;trains;airplanes;rockets;satellites;astronauts;algebra;geometry;prime numbers;calculus;statistics;
+bicycles;trains;airplanes;rockets;satellites;astronauts;algebra;geometry;prime numbers;phone numbers;odd numbers;big numbers;lucky numbers;Roman numbers;house numbers;
+calculus;statistics;
 history;philosophy;religion;politics;the president;the king;elections;war;peace;money;inflation;gold;oil;
 my job;my homework;my dog;my car;my birthday;my age;your mother;your favourite colour;your favourite food;
 tomorrow's weather;the news;the time;today's date;the lottery;a good restaurant;a hotel;a flight to Mars;
