@@ -80,7 +80,7 @@ protos-check: $(VENV)-protos/.stamp ## fail when the committed generated code di
 	@$(PROTOC) --grpc_python_out=build/protos protos/tokenizer.proto protos/engine.proto
 	@for f in build/protos/protos/*; do cmp $$f protos/$$(basename $$f) || { echo "run: make protos"; exit 1; }; done
 
-demo-model: $(VENV)/.stamp ## train the embedded demo model again (needs torch, about an hour on two cores)
+demo-model: $(VENV)/.stamp ## train the embedded demo model again (needs torch, about two hours on two cores)
 	$(PY) -m pip install -q -c constraints.txt -e '.[train]'
 	$(PY) -m tools.train_demo_model --out millrace/demo_model
 
