@@ -32,10 +32,10 @@ Train it again with `make demo-model`: {recipe}
 Exact match of the greedy answer, {cases} cases for each figure, on operands, names, made-up words
 and phrasings that training never saw (phrasings are held-out combinations of a grammar; the sums of
 two single digits are all in training). "long chat" judges the last answer of a few mixed turns.
-Held out from training, but not from us: wrong answers to such questions were read five times along the
-way, and the generator (shorter word lists, sums in columns, "reverse" only with a colon, more variants of
-some phrasings, more topics) and the mixtures were changed because of them. The generator thus differs from
-the one the first steps saw, and training again will not give these very weights.
+Held out from training, but not from us: wrong answers to such questions were read five times
+along the way, and the generator (shorter word lists, sums in columns, "reverse" only with a colon,
+more variants of some phrasings, more topics) and the mixtures were changed because of them. The
+generator differs from the one the first steps saw: training again gives other weights.
 Written by `python -m tools.evaluate_demo_model millrace/demo_model --write`.
 
 | domain | English | Chinese |
