@@ -12,6 +12,11 @@ class RequestKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMBED: _ClassVar[RequestKind]
     SCORE: _ClassVar[RequestKind]
 
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAST: _ClassVar[Pooling]
+    MEAN: _ClassVar[Pooling]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     UNFINISHED: _ClassVar[FinishReason]
@@ -24,6 +29,8 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 GENERATE: RequestKind
 EMBED: RequestKind
 SCORE: RequestKind
+LAST: Pooling
+MEAN: Pooling
 UNFINISHED: FinishReason
 STOPPED: FinishReason
 LENGTH: FinishReason
@@ -33,7 +40,7 @@ IGNORED: FinishReason
 ERROR: FinishReason
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "samplers", "typical_p", "top_n_sigma", "dynamic_temperature", "xtc", "dry", "bad_words", "allowed_token_ids", "return_sampler_trace", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +50,16 @@ class SamplingParams(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLERS_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_SIGMA_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    XTC_FIELD_NUMBER: _ClassVar[int]
+    DRY_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_SAMPLER_TRACE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -52,7 +69,69 @@ class SamplingParams(_message.Message):
     repetition_penalty: float
     seed: int
     logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ...) -> None: ...
+    samplers: _containers.RepeatedScalarFieldContainer[str]
+    typical_p: float
+    top_n_sigma: float
+    dynamic_temperature: DynamicTemperature
+    xtc: Xtc
+    dry: Dry
+    bad_words: _containers.RepeatedScalarFieldContainer[bytes]
+    allowed_token_ids: bytes
+    return_sampler_trace: bool
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., samplers: _Optional[_Iterable[str]] = ..., typical_p: _Optional[float] = ..., top_n_sigma: _Optional[float] = ..., dynamic_temperature: _Optional[_Union[DynamicTemperature, _Mapping]] = ..., xtc: _Optional[_Union[Xtc, _Mapping]] = ..., dry: _Optional[_Union[Dry, _Mapping]] = ..., bad_words: _Optional[_Iterable[bytes]] = ..., allowed_token_ids: _Optional[bytes] = ..., return_sampler_trace: bool = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class DynamicTemperature(_message.Message):
+    __slots__ = ("range", "exponent")
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    range: float
+    exponent: float
+    def __init__(self, range: _Optional[float] = ..., exponent: _Optional[float] = ...) -> None: ...
+
+class Xtc(_message.Message):
+    __slots__ = ("probability", "threshold")
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    probability: float
+    threshold: float
+    def __init__(self, probability: _Optional[float] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class Dry(_message.Message):
+    __slots__ = ("multiplier", "base", "allowed_length", "last_n", "breakers")
+    MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LAST_N_FIELD_NUMBER: _ClassVar[int]
+    BREAKERS_FIELD_NUMBER: _ClassVar[int]
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int
+    breakers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, multiplier: _Optional[float] = ..., base: _Optional[float] = ..., allowed_length: _Optional[int] = ..., last_n: _Optional[int] = ..., breakers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "start_after")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Grammar.Kind]
+        JSON_SCHEMA: _ClassVar[Grammar.Kind]
+        REGEX: _ClassVar[Grammar.Kind]
+        LARK: _ClassVar[Grammar.Kind]
+        CHOICE: _ClassVar[Grammar.Kind]
+    NONE: Grammar.Kind
+    JSON_SCHEMA: Grammar.Kind
+    REGEX: Grammar.Kind
+    LARK: Grammar.Kind
+    CHOICE: Grammar.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    kind: Grammar.Kind
+    text: str
+    start_after: bytes
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., start_after: _Optional[bytes] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -63,7 +142,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("kind", "max_tokens", "min_tokens", "stop_token_ids", "n", "logprobs", "priority", "tenant", "cache_salt", "deadline_ms", "first_choice")
+    __slots__ = ("kind", "max_tokens", "min_tokens", "stop_token_ids", "n", "logprobs", "priority", "tenant", "cache_salt", "deadline_ms", "prompt_logprobs", "has_grammar", "n_keep", "rotate_kv", "pooling", "report_progress", "first_choice")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +153,12 @@ class Limits(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HAS_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    N_KEEP_FIELD_NUMBER: _ClassVar[int]
+    ROTATE_KV_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     kind: RequestKind
     max_tokens: int
@@ -85,8 +170,14 @@ class Limits(_message.Message):
     tenant: str
     cache_salt: bytes
     deadline_ms: int
+    prompt_logprobs: int
+    has_grammar: bool
+    n_keep: int
+    rotate_kv: bool
+    pooling: Pooling
+    report_progress: bool
     first_choice: int
-    def __init__(self, kind: _Optional[_Union[RequestKind, str]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[RequestKind, str]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., has_grammar: bool = ..., n_keep: _Optional[int] = ..., rotate_kv: bool = ..., pooling: _Optional[_Union[Pooling, str]] = ..., report_progress: bool = ..., first_choice: _Optional[int] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("kind", "message", "param", "code", "retry_after_ms")
@@ -114,8 +205,40 @@ class Timings(_message.Message):
     num_preemptions: int
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class Query(_message.Message):
+    __slots__ = ("query_id", "kind", "body_json")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BODY_JSON_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    kind: str
+    body_json: bytes
+    def __init__(self, query_id: _Optional[int] = ..., kind: _Optional[str] = ..., body_json: _Optional[bytes] = ...) -> None: ...
+
+class QueryAnswer(_message.Message):
+    __slots__ = ("query_id", "body_json", "error")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    body_json: bytes
+    error: ErrorDetail
+    def __init__(self, query_id: _Optional[int] = ..., body_json: _Optional[bytes] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class PromptProgress(_message.Message):
+    __slots__ = ("slot", "num_total", "num_cached", "num_computed")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    num_total: int
+    num_cached: int
+    num_computed: int
+    def __init__(self, slot: _Optional[int] = ..., num_total: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
+
 class Finish(_message.Message):
-    __slots__ = ("slot", "reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "stop_token_id", "stop_string", "error", "timings")
+    __slots__ = ("slot", "reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "stop_token_id", "stop_string", "error", "timings", "num_reasoning_tokens")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +248,7 @@ class Finish(_message.Message):
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     reason: FinishReason
     num_prompt_tokens: int
@@ -134,7 +258,8 @@ class Finish(_message.Message):
     stop_string: str
     error: ErrorDetail
     timings: Timings
-    def __init__(self, slot: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    num_reasoning_tokens: int
+    def __init__(self, slot: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
     __slots__ = ("session", "models")

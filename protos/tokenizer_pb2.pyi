@@ -7,14 +7,18 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayMessage(_message.Message):
-    __slots__ = ("session", "adds", "aborts")
+    __slots__ = ("session", "adds", "aborts", "pauses", "resumes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADDS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     session: int
     adds: _containers.RepeatedCompositeFieldContainer[TextRequest]
     aborts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[TextRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ...) -> None: ...
+    pauses: _containers.RepeatedScalarFieldContainer[int]
+    resumes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[TextRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ..., pauses: _Optional[_Iterable[int]] = ..., resumes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TextRequest(_message.Message):
     __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed", "traceparent")
@@ -59,18 +63,26 @@ class ChatInput(_message.Message):
     def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., template_kwargs_json: _Optional[bytes] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ...) -> None: ...
 
 class TextOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids")
+    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids", "bad_words", "dry_breakers", "split_reasoning", "grammar")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    DRY_BREAKERS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_REASONING_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     ignore_eos: bool
     keep_special_tokens: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    dry_breakers: _containers.RepeatedScalarFieldContainer[str]
+    split_reasoning: bool
+    grammar: _common_pb2.Grammar
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., dry_breakers: _Optional[_Iterable[str]] = ..., split_reasoning: bool = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("token_ids", "text_bytes")
@@ -81,17 +93,83 @@ class Resumed(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., text_bytes: _Optional[int] = ...) -> None: ...
 
 class TextMessage(_message.Message):
-    __slots__ = ("opened", "batch", "state")
+    __slots__ = ("opened", "batch", "state", "bulk")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     opened: _common_pb2.SessionOpened
     batch: TextBatch
     state: _common_pb2.EngineState
-    def __init__(self, opened: _Optional[_Union[_common_pb2.SessionOpened, _Mapping]] = ..., batch: _Optional[_Union[TextBatch, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.EngineState, _Mapping]] = ...) -> None: ...
+    bulk: TextBulk
+    def __init__(self, opened: _Optional[_Union[_common_pb2.SessionOpened, _Mapping]] = ..., batch: _Optional[_Union[TextBatch, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.EngineState, _Mapping]] = ..., bulk: _Optional[_Union[TextBulk, _Mapping]] = ...) -> None: ...
+
+class TextBulk(_message.Message):
+    __slots__ = ("slot", "prompt_tokens", "embedding", "trace_json")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    TRACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    prompt_tokens: PromptTokens
+    embedding: bytes
+    trace_json: bytes
+    def __init__(self, slot: _Optional[int] = ..., prompt_tokens: _Optional[_Union[PromptTokens, _Mapping]] = ..., embedding: _Optional[bytes] = ..., trace_json: _Optional[bytes] = ...) -> None: ...
+
+class PromptTokens(_message.Message):
+    __slots__ = ("logprobs",)
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TextLogprobs]
+    def __init__(self, logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ...) -> None: ...
+
+class ConvertRequest(_message.Message):
+    __slots__ = ("model", "no_special_tokens", "keep_special_tokens", "with_pieces", "chat", "text", "token_ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NO_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITH_PIECES_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    no_special_tokens: bool
+    keep_special_tokens: bool
+    with_pieces: bool
+    chat: ChatInput
+    text: str
+    token_ids: bytes
+    def __init__(self, model: _Optional[str] = ..., no_special_tokens: bool = ..., keep_special_tokens: bool = ..., with_pieces: bool = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class ConvertReply(_message.Message):
+    __slots__ = ("text", "token_ids", "pieces", "max_model_len", "error")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: bytes
+    pieces: _containers.RepeatedScalarFieldContainer[bytes]
+    max_model_len: int
+    error: _common_pb2.ErrorDetail
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., pieces: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class AskReply(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[EngineAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[EngineAnswer, _Mapping]]] = ...) -> None: ...
+
+class EngineAnswer(_message.Message):
+    __slots__ = ("engine", "answer")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    answer: _common_pb2.QueryAnswer
+    def __init__(self, engine: _Optional[str] = ..., answer: _Optional[_Union[_common_pb2.QueryAnswer, _Mapping]] = ...) -> None: ...
 
 class TextBatch(_message.Message):
-    __slots__ = ("step_id", "timestamp_ns", "slots", "text_offsets", "texts", "counts", "token_offsets", "token_ids", "started", "finishes", "logprobs")
+    __slots__ = ("step_id", "timestamp_ns", "slots", "text_offsets", "texts", "counts", "token_offsets", "token_ids", "started", "finishes", "logprobs", "channels", "progress")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +181,8 @@ class TextBatch(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     timestamp_ns: int
     slots: bytes
@@ -114,7 +194,9 @@ class TextBatch(_message.Message):
     started: _containers.RepeatedCompositeFieldContainer[Started]
     finishes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Finish]
     logprobs: _containers.RepeatedCompositeFieldContainer[TextLogprobs]
-    def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ...) -> None: ...
+    channels: bytes
+    progress: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptProgress]
+    def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ..., channels: _Optional[bytes] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("slot", "num_prompt_tokens")

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from protos import common_pb2 as protos_dot_common__pb2
 from protos import tokenizer_pb2 as protos_dot_tokenizer__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -44,6 +45,16 @@ class TokenizerStub(object):
                 request_serializer=protos_dot_tokenizer__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_tokenizer__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.Convert = channel.unary_unary(
+                '/millrace.Tokenizer/Convert',
+                request_serializer=protos_dot_tokenizer__pb2.ConvertRequest.SerializeToString,
+                response_deserializer=protos_dot_tokenizer__pb2.ConvertReply.FromString,
+                _registered_method=True)
+        self.Ask = channel.unary_unary(
+                '/millrace.Tokenizer/Ask',
+                request_serializer=protos_dot_common__pb2.Query.SerializeToString,
+                response_deserializer=protos_dot_tokenizer__pb2.AskReply.FromString,
+                _registered_method=True)
 
 
 class TokenizerServicer(object):
@@ -63,6 +74,20 @@ class TokenizerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Convert(self, request, context):
+        """Text work without generation: encode, decode, render.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """A question to the engines behind this service; the answers of all, one each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +100,16 @@ def add_TokenizerServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=protos_dot_tokenizer__pb2.CancelRequest.FromString,
                     response_serializer=protos_dot_tokenizer__pb2.CancelReply.SerializeToString,
+            ),
+            'Convert': grpc.unary_unary_rpc_method_handler(
+                    servicer.Convert,
+                    request_deserializer=protos_dot_tokenizer__pb2.ConvertRequest.FromString,
+                    response_serializer=protos_dot_tokenizer__pb2.ConvertReply.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=protos_dot_common__pb2.Query.FromString,
+                    response_serializer=protos_dot_tokenizer__pb2.AskReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +166,60 @@ class Tokenizer(object):
             '/millrace.Tokenizer/Cancel',
             protos_dot_tokenizer__pb2.CancelRequest.SerializeToString,
             protos_dot_tokenizer__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Convert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.Tokenizer/Convert',
+            protos_dot_tokenizer__pb2.ConvertRequest.SerializeToString,
+            protos_dot_tokenizer__pb2.ConvertReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.Tokenizer/Ask',
+            protos_dot_common__pb2.Query.SerializeToString,
+            protos_dot_tokenizer__pb2.AskReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import msgspec
 
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Root of all messages below: tagged, so that one socket carries a closed union of them."""
-
+from protos.plan import BlockCopy as BlockCopy
+from protos.plan import Bulk as Bulk
+from protos.plan import CompileGrammar as CompileGrammar
+from protos.plan import DropKeys as DropKeys
+from protos.plan import ErrandDone as ErrandDone
+from protos.plan import ExecutePlan as ExecutePlan
+from protos.plan import LoadBlocks as LoadBlocks
+from protos.plan import Logprobs as Logprobs
+from protos.plan import Message as Message
+from protos.plan import SequenceFault as SequenceFault
+from protos.plan import SequenceStart as SequenceStart
+from protos.plan import SequenceStep as SequenceStep
+from protos.plan import Shift as Shift
+from protos.plan import StepResult as StepResult
+from protos.plan import StoreBlocks as StoreBlocks
 
 # ── front → scheduler ────────────────────────────────────────────────────────────────────────
 
@@ -32,6 +43,12 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: str = "generate"
     first_choice: int = 0
     """Index of the first of the n choices; enters the noise."""
+    prompt_logprobs: int | None = None
+    has_grammar: bool = False
+    n_keep: int | None = None
+    rotate_kv: bool = False
+    pooling: str = "last"
+    report_progress: bool = False
 
 
 class Add(Message, frozen=True):
@@ -60,6 +77,27 @@ class StopAt(Message, frozen=True):
     num_output_tokens: int
 
 
+class Pause(Message, frozen=True):
+    """The reader of this slot is slow: its memory goes to others until `Resume`."""
+
+    session: int
+    slot: int
+
+
+class Resume(Message, frozen=True):
+    session: int
+    slot: int
+
+
+class Query(Message, frozen=True):
+    """A question about the scheduler's books; `body` is JSON. Answered by `QueryAnswer`."""
+
+    session: int
+    query_id: int
+    kind: str
+    body: bytes = b"{}"
+
+
 class CloseSession(Message, frozen=True):
     """The caller's stream is gone: all its requests end."""
 
@@ -70,7 +108,7 @@ class Shutdown(Message, frozen=True):
     pass
 
 
-ToScheduler = Add | Abort | StopAt | CloseSession | Shutdown
+ToScheduler = Add | Abort | StopAt | Pause | Resume | Query | CloseSession | Shutdown
 
 # ── scheduler → front ────────────────────────────────────────────────────────────────────────
 
@@ -121,18 +159,6 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry_after_ms: int = 0
 
 
-class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Sparse row: the chosen token first, then the alternatives, likeliest first.
-
-    `key` is a seq_id between worker and scheduler, a slot between scheduler and front.
-    """
-
-    key: int
-    index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
 class SessionOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step means for one session; columns are parallel. Empty `counts` = one each."""
 
@@ -143,6 +169,21 @@ class SessionOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: bytes
     finishes: tuple[Finished, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
+    bulks: tuple[Bulk, ...] = ()
+    progress: tuple[Progress, ...] = ()
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    slot: int
+    num_total: int
+    num_cached: int
+    num_computed: int
+
+
+class QueryAnswer(Message, frozen=True):
+    session: int
+    query_id: int
+    body: bytes
 
 
 class StepOutput(Message, frozen=True):
@@ -189,7 +230,9 @@ class ReplicaLost(Message, frozen=True):
     reason: str
 
 
-ToFront = SchedulerListening | ReplicaReady | StepOutput | SchedulerState | ReplicaLost
+ToFront = (
+    SchedulerListening | ReplicaReady | StepOutput | SchedulerState | QueryAnswer | ReplicaLost
+)
 
 # ── worker → front (registration), front → worker ────────────────────────────────────────────
 
@@ -237,77 +280,6 @@ class Heartbeat(Message, frozen=True):
     rank: int
 
 
-class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All a worker must know of a sequence; sent on its first step and again after preemption.
-
-    `token_ids` are prompt and output so far; this step computes the `num_tokens` after
-    `num_computed`. When that reaches the end of the known tokens, the next one is sampled.
-    """
-
-    seq_id: int
-    token_ids: bytes
-    num_prompt_tokens: int
-    num_computed: int
-    num_tokens: int
-    block_ids: tuple[int, ...]
-    sampling: bytes
-    choice: int = 0
-    logprobs: int | None = None
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    """Forbidden to the sampler before `min_tokens` output tokens."""
-
-
-class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What changed since the worker last saw this sequence."""
-
-    seq_id: int
-    num_tokens: int
-    new_block_ids: tuple[int, ...] = ()
-
-
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    source: int
-    target: int
-
-
-class ExecutePlan(Message, frozen=True):
-    """One step. `step_id` counts without gaps; rows are computed in this order: starts, steps.
-
-    Never carries a token the worker already has, so step N+1 may be planned while N runs.
-    `finished` rows are dropped before anything is computed.
-    """
-
-    step_id: int
-    starts: tuple[SequenceStart, ...] = ()
-    steps: tuple[SequenceStep, ...] = ()
-    finished: tuple[int, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
-
-
-class SequenceFault(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One row failed; the others of the step are good."""
-
-    seq_id: int
-    message: str
-
-
-class StepResult(Message, frozen=True):
-    """Tokens of step `step_id`: `counts[i]` of them for `seq_ids[i]`, concatenated.
-
-    A row that has not reached the end of its known tokens does not appear.
-    """
-
-    step_id: int
-    seq_ids: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs, ...] = ()
-    faults: tuple[SequenceFault, ...] = ()
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-
-
 class WorkerFault(Message, frozen=True):
     """The whole step failed; the worker's state is no longer trusted."""
 
@@ -315,5 +287,6 @@ class WorkerFault(Message, frozen=True):
     message: str
 
 
-ToWorker = Lease | Allocate | ExecutePlan | Shutdown
-FromWorker = Hello | KvReport | WorkerReady | Heartbeat | StepResult | WorkerFault
+Errand = CompileGrammar | StoreBlocks | LoadBlocks
+ToWorker = Lease | Allocate | ExecutePlan | Errand | DropKeys | Shutdown
+FromWorker = Hello | KvReport | WorkerReady | Heartbeat | StepResult | ErrandDone | WorkerFault
