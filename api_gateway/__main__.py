@@ -53,8 +53,7 @@ class Gateway:
         self.health = Health(self.clients, self.admission)
         self.keys = keys_of(settings)
         self.metrics.watch_line(self.clients)
-        if settings.vllm_aliases:
-            self.metrics.add_vllm_names()
+        self.metrics.add_vllm_names()
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
         secret = settings.cache_secret.encode()
@@ -94,7 +93,7 @@ class Gateway:
 def keys_of(settings: Settings) -> KeyFile | OpenDoor:
     if settings.api_key_file:
         return KeyFile(Path(settings.api_key_file))
-    return OpenDoor(settings.default_tenant)
+    return OpenDoor()
 
 
 def configure(app: App) -> uvicorn.Config:

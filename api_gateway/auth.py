@@ -18,6 +18,7 @@ from common.settings import SettingsError
 log = logging.getLogger(__name__)
 LINE = re.compile(r"([0-9a-f]{64})\s+([A-Za-z0-9_.-]{1,64})(?:\s+(\S.*))?")
 CHECK_EVERY_S = 1.0
+DEFAULT_TENANT = "default"
 
 
 def parse_keys(text: str) -> dict[str, str]:
@@ -36,7 +37,7 @@ def parse_keys(text: str) -> dict[str, str]:
 class OpenDoor:
     """Lets everybody in as one tenant: no key file is set."""
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
         self._tenant = tenant
 
     def tenant_of(self, headers: Mapping[bytes, bytes]) -> str:

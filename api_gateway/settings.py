@@ -25,9 +25,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key_file: Annotated[
         str, Meta(description="lines `sha256hex tenant [name]`; empty = no keys asked")
     ] = ""
-    default_tenant: Annotated[
-        str, Meta(description="tenant of all requests while no keys are asked", min_length=1)
-    ] = "default"
     cache_secret: Annotated[
         str,
         Meta(
@@ -46,5 +43,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(description="a silent stream gets a comment this often", gt=0)
     ] = 15.0
     lenient: Annotated[bool, Meta(description="ignore unknown request fields")] = False
-    vllm_aliases: Annotated[bool, Meta(description="show the series under vLLM's names too")] = True
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"

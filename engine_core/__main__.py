@@ -25,6 +25,8 @@ DRAIN_S = 3.0
 """What running requests get at shutdown; what is left then goes on elsewhere."""
 JOIN_TIMEOUT_S = 900.0
 """From lease to ready: a large model is read and warmed up in it."""
+WORKER_TIMEOUT_S = 10.0
+"""A worker that is silent for longer loses its replica; it speaks four times a second."""
 
 
 async def serve(settings: Settings) -> None:
@@ -33,12 +35,12 @@ async def serve(settings: Settings) -> None:
     series = metrics.new_registry()
     phases = PhaseTimes(series)
     fleet = Fleet(settings.step_budget_s, time.monotonic)
-    register(series, fleet, with_aliases=settings.vllm_aliases)
+    register(series, fleet)
     name = f"{socket.gethostname()}:{settings.port}"
     front = Front(name, fleet, settings.max_waiting, phases.observe)
     context = zmq.Context()
     listener = Listener(front.replica_ready, front.replica_output, front.replica_lost)
-    address = f"tcp://{settings.registry_host}:{settings.registry_port}"
+    address = f"tcp://{settings.host}:{settings.registry_port}"
     registry = Registry(context, address, scheduler_config(settings), fleet, listener)
     server = rpc.new_server()
     add_EngineServicer_to_server(front, server)  # type: ignore[no-untyped-call]
@@ -62,7 +64,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         replica=0,
         parent_pid=os.getpid(),
         front_address="",
-        worker_host=settings.registry_host,
+        worker_host=settings.host,
         world_size=settings.tensor_parallel_size,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -73,7 +75,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         prefix_cache=settings.prefix_cache,
         join_timeout_s=JOIN_TIMEOUT_S,
         step_timeout_s=settings.step_timeout_s,
-        worker_timeout_s=settings.worker_timeout_s,
+        worker_timeout_s=WORKER_TIMEOUT_S,
         log_level=settings.log_level,
     )
 

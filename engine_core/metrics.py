@@ -160,8 +160,7 @@ def _gauge(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"millrace_{name}", text, labels=LABELS)
 
 
-def register(registry: CollectorRegistry, fleet: Fleet, *, with_aliases: bool) -> None:
+def register(registry: CollectorRegistry, fleet: Fleet) -> None:
     """Put the fleet's series, and vLLM's names for them, into `registry`."""
     registry.register(FleetCollector(fleet))
-    if with_aliases:
-        registry.register(Aliases(registry, ALIASES))
+    registry.register(Aliases(registry, ALIASES))

@@ -11,13 +11,10 @@ from msgspec import Meta
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """MILLRACE_ENGINE_<FIELD> in the environment, `--field=value` on the command line."""
 
-    host: Annotated[str, Meta(description="address that tokenizer services dial (gRPC)")] = (
+    host: Annotated[str, Meta(description="address that tokenizer services and workers dial")] = (
         "127.0.0.1"
     )
     port: Annotated[int, Meta(description="port of the gRPC service", ge=0, le=65535)] = 7200
-    registry_host: Annotated[
-        str, Meta(description="address that workers dial, to register and to their scheduler")
-    ] = "127.0.0.1"
     registry_port: Annotated[
         int, Meta(description="port where workers register (ZeroMQ)", ge=0, le=65535)
     ] = 7202
@@ -59,10 +56,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_timeout_s: Annotated[
         float, Meta(description="a step older than this loses its replica", gt=0)
     ] = 30.0
-    worker_timeout_s: Annotated[
-        float, Meta(description="a worker silent for longer loses its replica", gt=0)
-    ] = 10.0
-    vllm_aliases: Annotated[
-        bool, Meta(description="show metrics a second time under vLLM's names")
-    ] = True
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"

@@ -32,20 +32,13 @@ def main() -> None:
     registry = metrics.new_registry()
     series = TokenizerMetrics(registry)
     try:
-        model = load_text_model(
-            Path(settings.model),
-            settings.served_model_name,
-            series,
-            settings.encode_threads,
-            settings.template_timeout_s,
-        )
+        model = load_text_model(Path(settings.model), settings.served_model_name, series)
     except ModelFolderError as error:
         sys.exit(f"tokenizer: {error}")
     states = StateFeed()
     pipeline = TextPipeline(
         model,
         series,
-        max_pending=settings.max_pending,
         replay_timeout_s=settings.replay_timeout_s,
         on_engine_state=states.tell,
     )

@@ -43,6 +43,8 @@ from tokenizer_service.ticket import Choice, Session, Sink, Ticket
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
+MAX_PENDING = 1024
+"""Requests being encoded or waiting for an engine; more are refused."""
 
 
 class TextPipeline:
@@ -56,7 +58,7 @@ class TextPipeline:
         self,
         model: TextModel,
         metrics: TokenizerMetrics,
-        max_pending: int = 1024,
+        max_pending: int = MAX_PENDING,
         engine_wait_s: float = 10.0,
         replay_timeout_s: float = 60.0,
         on_engine_state: Callable[[EngineState], None] = lambda state: None,

@@ -25,15 +25,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(description="comma list of host:port of engine fronts; names are resolved every 2 s"),
     ] = "127.0.0.1:7200"
-    encode_threads: Annotated[
-        int, Meta(description="threads that turn prompts into token ids", ge=1, le=64)
-    ] = 2
-    template_timeout_s: Annotated[
-        float, Meta(description="longest time a chat template may take", gt=0, le=60)
-    ] = 2.0
-    max_pending: Annotated[
-        int, Meta(description="requests being encoded or waiting for an engine", ge=1)
-    ] = 1024
     replay_timeout_s: Annotated[
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)
     ] = 60.0

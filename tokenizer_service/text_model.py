@@ -18,6 +18,10 @@ from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.text_stream import TextStream
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
+ENCODE_THREADS = 2
+TEMPLATE_TIMEOUT_S = 2.0
+"""Longest time a chat template may take."""
+
 
 class TextModel:
     """Everything of one model folder that is needed to serve text."""
@@ -94,8 +98,8 @@ def load_text_model(
     path: Path,
     served_name: str,
     metrics: TokenizerMetrics,
-    encode_threads: int = 2,
-    template_timeout_s: float = 2.0,
+    encode_threads: int = ENCODE_THREADS,
+    template_timeout_s: float = TEMPLATE_TIMEOUT_S,
     template_max_chars: int = 4_000_000,
 ) -> TextModel:
     """Read a model folder's text side; raise ModelFolderError when it cannot be served."""

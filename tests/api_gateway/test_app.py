@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_gateway.auth import OpenDoor
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, completion, events
 from tests.support.fake_tokenizer import FakeTokenizer
@@ -115,11 +116,10 @@ async def test_a_cache_salt_narrows_and_never_leaves_the_tenant(
 ) -> None:
     for more in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "b"}):
         await client.post("/v1/completions", json=completion(**more))
-    async with (
-        running(fake.address, default_tenant="other") as gateway,
-        in_process(gateway) as other,
-    ):
-        await other.post("/v1/completions", json=completion(cache_salt="a"))
+    async with running(fake.address) as gateway:
+        gateway.keys = OpenDoor("other")
+        async with in_process(gateway) as other:
+            await other.post("/v1/completions", json=completion(cache_salt="a"))
     async with (
         running(fake.address, cache_secret="s") as gateway,
         in_process(gateway) as secretive,

@@ -41,7 +41,7 @@ def gateway() -> CollectorRegistry:
 def engine() -> CollectorRegistry:
     registry = new_registry()
     PhaseTimes(registry)
-    register(registry, Fleet(1.0, lambda: 0.0), with_aliases=True)
+    register(registry, Fleet(1.0, lambda: 0.0))
     return registry
 
 
