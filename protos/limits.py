@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 
@@ -29,12 +30,58 @@ LIMITS: dict[str, Bound] = {
     "priority": Bound(-1000, 1000),
     "timeout_ms": Bound(1, 86_400_000),
     "logit_bias": Bound(-100, 100),
+    "prompt_logprobs": Bound(0, 20),
+    "n_keep": Bound(0, 2**24),
+    "typical_p": Bound(0, 1),
+    "top_n_sigma": Bound(0, 100),
+    "dynamic_temperature.range": Bound(0, 2),
+    "dynamic_temperature.exponent": Bound(0, 10),
+    "xtc_probability": Bound(0, 1),
+    "xtc_threshold": Bound(0, 1),
+    "dry_multiplier": Bound(0, 100),
+    "dry_base": Bound(1, 10),
+    "dry_allowed_length": Bound(1, 2**24),
+    "dry_penalty_last_n": Bound(-1, 2**24),  # -1 = the whole context, 0 = off
 }
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_REQUEST_ID_CHARS = 128
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_DRY_BREAKERS = 64
+MAX_DRY_BREAKER_CHARS = 64
+MAX_GRAMMAR_CHARS = 65_536
+MAX_CHOICES = 1024
+"""Strings of a grammar that is a choice."""
+
+STAGES: dict[str, tuple[str, ...]] = {
+    "logit_bias": ("logit_bias",),
+    "allowed_token_ids": ("allowed_token_ids",),
+    "bad_words": ("bad_words",),
+    "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry_multiplier",),
+    "temperature": ("temperature",),
+    "dynamic_temperature": ("dynamic_temperature",),
+    "top_n_sigma": ("top_n_sigma",),
+    "min_p": ("min_p",),
+    "top_k": ("top_k",),
+    "typical_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "xtc": ("xtc_probability",),
+}
+"""Stages of the sampler's chain in their default order, and the fields that need each.
+
+`min_tokens` and a grammar act before all of them and cannot be moved. Temperature 0 needs no stage.
+"""
+
+DRY_DEFAULTS = {"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1}
+DRY_BREAKERS = ("\n", ":", '"', "*")
+XTC_DEFAULTS = {"xtc_threshold": 0.1}
+DYNAMIC_TEMPERATURE_EXPONENT = 1.0
+"""What the sampler's fields are when a request does not say; llama.cpp's values."""
 
 
 def violation(name: str, value: float) -> str | None:
@@ -44,4 +91,21 @@ def violation(name: str, value: float) -> str | None:
         return f"{name} must be a finite number, got {value}"
     if not low <= value <= high:
         return f"{name} must be between {low:g} and {high:g}, got {value}"
+    return None
+
+
+def samplers_violation(names: Sequence[str], acting: Collection[str] = ()) -> str | None:
+    """Return why `names` may not be a chain, or None when it may.
+
+    A stage that is not named does not act. So `acting`, the fields that the client has set to
+    something that is not neutral, must all have their stage among the names.
+    """
+    if unknown := [name for name in names if name not in STAGES]:
+        return f"samplers must be among {', '.join(STAGES)}; got {unknown[0][:64]!r}"
+    if len(set(names)) < len(names):
+        return f"samplers names {max(names, key=list(names).count)} more than once"
+    for stage, fields in STAGES.items():
+        lost = [field for field in fields if field in acting]
+        if names and stage not in names and lost:
+            return f"{lost[0]} does not act: samplers does not name {stage}"
     return None

@@ -44,3 +44,18 @@ def test_bounds_are_inclusive_and_finite(name: str) -> None:
     assert limits.violation(name, high) is None
     for bad in (low - 1, high * 2 + 1, float("nan"), float("inf")):
         assert name in (limits.violation(name, bad) or "")
+
+
+def test_a_chain_names_each_of_its_stages_once() -> None:
+    assert limits.samplers_violation(["top_k", "temperature"]) is None
+    assert limits.samplers_violation([], ["top_p"]) is None
+    assert "'top-k'" in (limits.samplers_violation(["temperature", "top-k"]) or "")
+    assert "top_k more than once" in (
+        limits.samplers_violation(["top_k", "temperature", "top_k"]) or ""
+    )
+
+
+def test_a_field_whose_stage_is_not_in_the_chain_is_refused() -> None:
+    assert limits.samplers_violation(["penalties"], ["presence_penalty"]) is None
+    why = limits.samplers_violation(["top_k"], ["top_k", "presence_penalty"]) or ""
+    assert why.startswith("presence_penalty does not act") and "penalties" in why
