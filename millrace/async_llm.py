@@ -42,6 +42,7 @@ class AsyncLLM:
         device: str = "cpu",
         dtype: str = "auto",
         kv_cache_memory: str | int | None = None,
+        kv_layout: str = "block",
         max_model_len: int | None = None,
         seed: int | None = None,
     ) -> AsyncLLM:
@@ -49,7 +50,9 @@ class AsyncLLM:
         a comma list of host:port of tokenizer services."""
         if url is not None:
             return cls(await open_remote(url, None if model is None else str(model)), seed)
-        client = await open_in_process(model, device, dtype, kv_cache_memory, max_model_len)
+        client = await open_in_process(
+            model, device, dtype, kv_cache_memory, kv_layout, max_model_len
+        )
         return cls(client, seed)
 
     @property

@@ -102,6 +102,7 @@ async def open_in_process(
     device: str,
     dtype: str,
     kv_cache_memory: str | int | None,
+    kv_layout: str,
     max_model_len: int | None,
 ) -> InProcessClient:
     """Load a model folder; raise InvalidRequest when it cannot be served."""
@@ -115,7 +116,9 @@ async def open_in_process(
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
-            loaded = await loop.run_in_executor(pool, load_model, folder, device, dtype)
+            loaded = await loop.run_in_executor(
+                pool, load_model, folder, device, dtype, 0, kv_layout
+            )
     except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
         if text is not None:
             await text.close()

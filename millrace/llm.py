@@ -61,6 +61,7 @@ class LLM:
         device: str = "cpu",
         dtype: str = "auto",
         kv_cache_memory: str | int | None = None,
+        kv_layout: str = "block",
         max_model_len: int | None = None,
         seed: int | None = None,
     ) -> None:
@@ -71,6 +72,7 @@ class LLM:
             device=device,
             dtype=dtype,
             kv_cache_memory=kv_cache_memory,
+            kv_layout=kv_layout,
             max_model_len=max_model_len,
             seed=seed,
         )

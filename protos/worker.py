@@ -130,6 +130,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_size: int
     max_blocks: int
     """Blocks that fit this worker's memory."""
+    layout: str = "block"
+    """block, slot (a block is one cell) or static."""
 
 
 class ReplicaReady(Message, frozen=True):

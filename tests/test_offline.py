@@ -161,6 +161,14 @@ def test_a_seeded_run_is_repeatable(tiny: Path) -> None:
     assert runs[0][0] != runs[0][1]
 
 
+def test_layouts_answer_alike(tiny: Path) -> None:
+    told = []
+    for layout in ("block", "slot", "static"):
+        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, kv_layout=layout, seed=7) as llm:
+            told.append([ids(output) for output in llm.generate(["a", "a", "b" * 40])])
+    assert told[0] == told[1] == told[2]
+
+
 def test_several_answers(llm: LLM) -> None:
     (output,) = llm.generate("Hello", sampled(1, n=8, temperature=2.0))
     assert [one.index for one in output.outputs] == list(range(8))
@@ -270,6 +278,7 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"kv_cache_memory": "much"}, "size is 'much'"),
+        ({"kv_layout": "pile"}, "kv_layout is 'pile', allowed: block, slot, static"),
         ({"url": "http://localhost:8000"}, "url must be host:port"),
     ],
 )

@@ -55,7 +55,9 @@ def build_server(settings: Settings) -> WorkerServer:
             model_hash=fingerprint_folder(folder),
             build=f"millrace {version('millrace')}",
         ),
-        load=lambda: load_model(folder, settings.device, settings.dtype, settings.threads),
+        load=lambda: load_model(
+            folder, settings.device, settings.dtype, settings.threads, settings.kv_layout
+        ),
         kv_cache_bytes=lambda: kv_cache_bytes or default_kv_cache_bytes(),
         metrics=WorkerMetrics(registry),
     )

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.kernels.checks import Ints
-from worker.kv_cache import BLOCK_SIZE
 from worker.rows import Row
 
 
@@ -35,16 +34,18 @@ class Batch(NamedTuple):
     positions: Ints
     """[T], consecutive within a sequence."""
     cells: Ints
-    """[T]: block * BLOCK_SIZE + offset, where the token's keys and values go."""
+    """[T]: block * block_size + offset, where the token's keys and values go."""
     query_starts: Ints
     """[B + 1]: sequence b owns tokens query_starts[b] .. query_starts[b + 1]."""
     block_tables: Ints
     """[B, most blocks of any]; unused entries are block 0."""
     logit_rows: Ints
     """[R]: which of the T tokens want logits."""
+    block_size: int
+    """Cells of a block."""
 
 
-def gather(work: Sequence[Work]) -> Batch:
+def gather(work: Sequence[Work], block_size: int) -> Batch:
     """Gather the inputs of `work`, not empty; the last token of work that samples wants logits."""
     counts = [item.num_tokens for item in work]
     starts = np.zeros(len(work) + 1, np.int32)
@@ -55,14 +56,15 @@ def gather(work: Sequence[Work]) -> Batch:
     for table, item in zip(tables, work, strict=True):
         table[: len(item.row.blocks)] = item.row.blocks
     owners = np.repeat(np.arange(len(work)), counts)
-    blocks = tables[owners, positions // BLOCK_SIZE]
+    blocks = tables[owners, positions // block_size]
     return Batch(
         token_ids=np.concatenate([w.row.tokens[s] for w, s in zip(work, spans, strict=True)]),
         positions=positions,
-        cells=blocks * np.int32(BLOCK_SIZE) + positions % np.int32(BLOCK_SIZE),
+        cells=blocks * np.int32(block_size) + positions % np.int32(block_size),
         query_starts=starts,
         block_tables=tables,
         logit_rows=np.array(
             [starts[i + 1] - 1 for i, item in enumerate(work) if item.samples], np.int32
         ),
+        block_size=block_size,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from protos import worker as wire
 from worker.backends.cpu import CpuBackend
 from worker.errors import ModelFolderError
-from worker.kv_cache import BLOCK_SIZE, KvCache, block_bytes
+from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes
 from worker.memory import default_kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
@@ -35,6 +35,11 @@ class LoadedModel:
     backend: CpuBackend
     model_hash: str
     weight_bytes: int
+    layout: str
+
+    @property
+    def block_size(self) -> int:
+        return BLOCK_SIZES[self.layout]
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
         """Return what the scheduler must know, given this much memory for keys and values."""
@@ -43,18 +48,19 @@ class LoadedModel:
             max_position_embeddings=self.config.max_position_embeddings,
             fingerprint=f"{self.backend.fingerprint} tp=1 millrace={version('millrace')}",
             model_hash=self.model_hash,
-            block_size=BLOCK_SIZE,
-            max_blocks=kv_cache_bytes // block_bytes(self.config),
+            block_size=self.block_size,
+            max_blocks=kv_cache_bytes // block_bytes(self.config, self.block_size),
+            layout=self.layout,
         )
 
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks` and return a fresh runner."""
-        cache = KvCache(self.config, num_blocks)
+        cache = KvCache(self.config, num_blocks, self.block_size)
         log.info(
             "kv cache",
             extra={
                 "num_blocks": num_blocks,
-                "num_tokens": num_blocks * BLOCK_SIZE,
+                "num_tokens": num_blocks * self.block_size,
                 "kv_bytes": cache.num_bytes,
                 "weight_bytes": self.weight_bytes,
             },
@@ -63,13 +69,19 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, device: str = "cpu", dtype: str = "auto", num_threads: int = 0
+    folder: Path,
+    device: str = "cpu",
+    dtype: str = "auto",
+    num_threads: int = 0,
+    kv_layout: str = "block",
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
     if device != "cpu":
         raise ValueError(f"device is {device!r}, allowed: cpu")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if kv_layout not in BLOCK_SIZES:
+        raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = read_config(folder)
     family = _family(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
@@ -78,7 +90,7 @@ def load_model(
     weights = _open(folder, config)
     backend = CpuBackend(num_threads)
     model = family(config, weights, backend)
-    return LoadedModel(config, model, backend, weights.fingerprint(), weights.num_bytes)
+    return LoadedModel(config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout)
 
 
 def fingerprint_folder(folder: Path) -> str:

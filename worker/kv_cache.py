@@ -1,4 +1,4 @@
-"""KvCache: the arrays that hold keys and values, in blocks of 16 tokens.
+"""KvCache: the arrays that hold keys and values, in blocks of some tokens.
 
 Knows sizes and bytes. Who owns which block is the scheduler's business.
 """
@@ -14,31 +14,32 @@ from protos import worker as wire
 from worker.kernels.checks import Floats
 from worker.models.config import ModelConfig
 
-BLOCK_SIZE = 16
-"""Tokens per block."""
+BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
+"""Tokens per block, by layout."""
 BYTES_PER_VALUE = 4
 """The CPU reference keeps float32, whatever dtype the weights are stored in."""
 
 
 class LayerPages(NamedTuple):
-    """float32 [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim] each."""
+    """float32 [num_blocks, block_size, num_kv_heads, head_dim] each."""
 
     keys: Floats
     values: Floats
 
 
-def block_bytes(config: ModelConfig) -> int:
+def block_bytes(config: ModelConfig, block_size: int) -> int:
     """Return the bytes of one block over all layers, keys and values."""
-    return 2 * config.num_layers * BLOCK_SIZE * config.kv_size * BYTES_PER_VALUE
+    return 2 * config.num_layers * block_size * config.kv_size * BYTES_PER_VALUE
 
 
 class KvCache:
     """One pair of arrays per layer; the system commits their memory as blocks are first used."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int) -> None:
-        shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int) -> None:
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
-        self.num_bytes = num_blocks * block_bytes(config)
+        self.block_size = block_size
+        self.num_bytes = num_blocks * block_bytes(config, block_size)
         self.layers = [
             LayerPages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
             for _ in range(config.num_layers)

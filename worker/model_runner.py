@@ -60,6 +60,10 @@ class ModelRunner:
         return self._cache.num_blocks
 
     @property
+    def block_size(self) -> int:
+        return self._cache.block_size
+
+    @property
     def kv_bytes(self) -> int:
         return self._cache.num_bytes
 
@@ -91,7 +95,7 @@ class ModelRunner:
             try:
                 row = self._find(entry)
                 if row is not None:
-                    row.check(entry.num_tokens, self.num_blocks)
+                    row.check(entry.num_tokens, self.num_blocks, self._cache.block_size)
                     admitted.work.append(Work(row, entry.num_tokens))
             except RowError as error:
                 self._rows.fail(entry.seq_id)
@@ -108,7 +112,7 @@ class ModelRunner:
         if not work:
             return np.empty((0, 0), np.float32)
         with np.errstate(all="ignore"):  # what is not finite shows in the logits of its own row
-            step = self._device.begin(gather(work))
+            step = self._device.begin(gather(work, self._cache.block_size))
             logits: Floats = self._model.forward(step, self._cache.layers)
         return logits
 

@@ -5,7 +5,7 @@ Knows tokens, blocks and how to draw. Which rows run, and in what order, is in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -14,7 +14,6 @@ from protos import common_pb2
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Ints
-from worker.kv_cache import BLOCK_SIZE
 from worker.sampling_stages import History, Recipe, Stage, chain
 
 
@@ -42,6 +41,31 @@ def _decode(sampling: bytes) -> common_pb2.SamplingParams:
         raise RowError(f"sampling parameters cannot be decoded: {error}") from error
 
 
+class Column:
+    """int32 values that grow at their end, in place as long as there is room."""
+
+    def __init__(self, values: Ints) -> None:
+        self._held = values
+        self._length = len(values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def values(self) -> Ints:
+        """A view."""
+        return self._held[: self._length]
+
+    def extend(self, values: Sequence[int]) -> None:
+        end = self._length + len(values)
+        if end > len(self._held):
+            grown = np.empty(2 * end + 64, np.int32)
+            grown[: self._length] = self.values
+            self._held = grown
+        self._held[self._length : end] = values
+        self._length = end
+
+
 class Row:
     """One sequence: num_computed ≤ num_tokens, and blocks for all that is computed."""
 
@@ -54,15 +78,23 @@ class Row:
         self.seq_id = start.seq_id
         self.num_prompt_tokens = start.num_prompt_tokens
         self.num_computed = start.num_computed
-        self.num_tokens = len(known)
-        self.blocks = list(start.block_ids)
         self.draw = Draw(start, vocab_size)
-        self._tokens = known.astype(np.int32)
+        self._blocks = Column(np.array(start.block_ids, np.int32))
+        self._tokens = Column(known.astype(np.int32))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
 
     @property
     def tokens(self) -> Ints:
         """The known ids, prompt and output; a view."""
-        return self._tokens[: self.num_tokens]
+        return self._tokens.values
+
+    @property
+    def blocks(self) -> Ints:
+        """The blocks that hold its keys and values, in order; a view."""
+        return self._blocks.values
 
     @property
     def history(self) -> History:
@@ -75,23 +107,23 @@ class Row:
 
     def append(self, token_id: int) -> None:
         """Add a drawn token."""
-        if self.num_tokens == len(self._tokens):
-            grown = np.empty(2 * self.num_tokens + 64, np.int32)
-            grown[: self.num_tokens] = self._tokens
-            self._tokens = grown
-        self._tokens[self.num_tokens] = token_id
-        self.num_tokens += 1
+        self._tokens.extend((token_id,))
 
-    def check(self, num_tokens: int, num_blocks: int) -> None:
+    def extend(self, block_ids: Sequence[int]) -> None:
+        """Add blocks behind those it has."""
+        self._blocks.extend(block_ids)
+
+    def check(self, num_tokens: int, num_blocks: int, block_size: int) -> None:
         """Raise RowError unless `num_tokens` more tokens are known and have blocks that exist."""
         end = self.num_computed + num_tokens
         if not 0 < num_tokens <= self.num_tokens - self.num_computed:
             raise RowError(f"step of {num_tokens} tokens after {self.num_computed} of "
                            f"{self.num_tokens} known ones")  # fmt: skip
-        if end > len(self.blocks) * BLOCK_SIZE:
-            raise RowError(f"{end} tokens do not fit in {len(self.blocks)} blocks of {BLOCK_SIZE}")
-        if not all(0 <= block < num_blocks for block in self.blocks):
-            raise RowError(f"block ids {self.blocks} outside 0..{num_blocks - 1}")
+        blocks = self.blocks
+        if end > len(blocks) * block_size:
+            raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {block_size}")
+        if not 0 <= int(blocks.min()) <= int(blocks.max()) < num_blocks:
+            raise RowError(f"block ids {blocks.tolist()} outside 0..{num_blocks - 1}")
 
 
 class Rows:
@@ -125,7 +157,7 @@ class Rows:
         row = self._rows.get(step.seq_id)
         if row is None:
             raise RowError(f"sequence {step.seq_id} has never started here")
-        row.blocks.extend(step.new_block_ids)
+        row.extend(step.new_block_ids)
         return row
 
     def fail(self, seq_id: int) -> None:

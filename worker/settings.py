@@ -27,6 +27,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(description="for keys and values, e.g. 512MiB; empty = ¼ of free memory, ≤ 4 GiB"),
     ] = ""
+    kv_layout: Annotated[
+        str,
+        Meta(
+            description="block: pages of 16 tokens; slot: single cells; static: one range each",
+            pattern="^(block|slot|static)$",
+        ),
+    ] = "block"
     threads: Annotated[
         int, Meta(description="compute threads, 0 = as many as cores available", ge=0, le=1024)
     ] = 0

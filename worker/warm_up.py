@@ -6,17 +6,17 @@ import numpy as np
 
 from protos import common_pb2
 from protos import worker as wire
-from worker.kv_cache import BLOCK_SIZE
 from worker.model_runner import ModelRunner
 
+NUM_TOKENS = 32
 SEQ_ID = 0
 """No other sequence is alive yet, and this one is gone before any starts."""
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Prefill over a block's edge, decode a token, drop the row; raise RuntimeError on a fault."""
-    num_blocks = min(2, runner.num_blocks)
-    num_tokens = num_blocks * BLOCK_SIZE - 1
+    """Prefill some tokens, decode one, drop the row; raise RuntimeError on a fault."""
+    num_blocks = min(-(-NUM_TOKENS // runner.block_size), runner.num_blocks)
+    num_tokens = num_blocks * runner.block_size - 1
     start = wire.SequenceStart(
         seq_id=SEQ_ID,
         token_ids=np.zeros(num_tokens, "<u4").tobytes(),

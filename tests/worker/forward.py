@@ -9,7 +9,7 @@ import numpy as np
 from worker.batch import Batch
 from worker.build import LoadedModel
 from worker.kernels.checks import Floats
-from worker.kv_cache import BLOCK_SIZE, KvCache
+from worker.kv_cache import KvCache
 
 
 class Feeder:
@@ -19,25 +19,27 @@ class Feeder:
         self, loaded: LoadedModel, tables: Sequence[Sequence[int]], num_blocks: int
     ) -> None:
         self._loaded = loaded
-        self._cache = KvCache(loaded.config, num_blocks)
+        self._cache = KvCache(loaded.config, num_blocks, loaded.block_size)
         self._tables = tables
         self._done = [0] * len(tables)
 
     def feed(self, pieces: dict[int, Sequence[int]]) -> dict[int, Floats]:
         """Compute the next tokens of some sequences in one step; return their logits."""
         ids, positions, cells, starts, tables = [], [], [], [0], []
+        size = self._loaded.block_size
         width = max(len(table) for table in self._tables)
         for b, piece in pieces.items():
             span = range(self._done[b], self._done[b] + len(piece))
             self._done[b] = span.stop
             ids += list(piece)
             positions += list(span)
-            cells += [self._tables[b][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in span]
+            cells += [self._tables[b][p // size] * size + p % size for p in span]
             starts.append(len(ids))
             tables.append([*self._tables[b], *[0] * (width - len(self._tables[b]))])
         batch = Batch(
             *(np.array(column, np.int32) for column in (ids, positions, cells, starts, tables)),
             logit_rows=np.arange(len(ids), dtype=np.int32),
+            block_size=size,
         )
         step = self._loaded.backend.begin(batch)
         logits = self._loaded.model.forward(step, self._cache.layers)
@@ -47,7 +49,7 @@ class Feeder:
 
 def alone(loaded: LoadedModel, ids: Sequence[int], chunk: int = 10**9, first: int = 0) -> Floats:
     """Return the logits [len(ids), V] of one sequence by itself, in blocks first, first + 1, …"""
-    count = -(-len(ids) // BLOCK_SIZE)
+    count = -(-len(ids) // loaded.block_size)
     feeder = Feeder(loaded, [range(first, first + count)], first + count)
     parts = [feeder.feed({0: ids[i : i + chunk]})[0] for i in range(0, len(ids), chunk)]
     return np.concatenate(parts)

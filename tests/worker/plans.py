@@ -9,7 +9,6 @@ import numpy as np
 
 from protos import common_pb2
 from protos import worker as wire
-from worker.kv_cache import BLOCK_SIZE
 from worker.model_runner import ModelRunner
 
 
@@ -45,8 +44,8 @@ def start(
     )
 
 
-def num_blocks_for(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
 
 
 class Generation:
@@ -81,7 +80,7 @@ def generate(
             if len(out.token_ids[seq_id]) >= num_new:
                 continue
             count = min(chunk, max(1, len(prompt) - done[seq_id]))
-            needed = num_blocks_for(done[seq_id] + count) - owned[seq_id]
+            needed = num_blocks_for(done[seq_id] + count, runner.block_size) - owned[seq_id]
             blocks = tuple(next(free) for _ in range(needed))
             if done[seq_id] == 0:
                 starts.append(start(seq_id, prompt, blocks, count, **fields))

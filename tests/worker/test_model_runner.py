@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,13 @@ def test_chunks_and_company_change_no_token(tiny: LoadedModel, chunk: int, param
     out = generate(tiny.runner(12), prompts, 20, chunk, sampling=params)
     assert out.token_ids[1] == expected
     assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("params", [sampling(), TEMPERED])
+def test_layouts_change_no_token(tiny: LoadedModel, params: bytes) -> None:
+    expected = generate(tiny.runner(12), {1: PROMPT, 2: [5]}, 20, sampling=params).token_ids
+    slots = replace(tiny, layout="slot").runner(90)
+    assert generate(slots, {1: PROMPT, 2: [5]}, 20, 9, sampling=params).token_ids == expected
 
 
 def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(runner: ModelRunner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ def test_blocks_do_not_matter(model: LoadedModel) -> None:
     scattered = Feeder(model, [table], 40).feed({0: ids})[0]
     assert np.array_equal(scattered, expected)
     assert np.array_equal(alone(model, ids, first=11), expected)
+
+
+@pytest.mark.parametrize("layout", ["slot", "static"])
+def test_layouts_do_not_matter(model: LoadedModel, layout: str) -> None:
+    other = replace(model, layout=layout)
+    for ids, expected in zip(prompts(model.config.vocab_size), expectations(model), strict=True):
+        assert np.array_equal(alone(other, ids, 16, first=3), expected)
+    cells = np.random.default_rng(1).permutation(200)[:130].tolist()
+    if layout == "slot":
+        assert np.array_equal(Feeder(other, [cells], 200).feed({0: ids})[0], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))

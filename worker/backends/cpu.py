@@ -26,7 +26,7 @@ from worker.kernels.paged_attention import (
 from worker.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from worker.kernels.rope import Rotation, rope_reference, rotation, store_kv_reference
 from worker.kernels.silu_mul import silu_mul_reference
-from worker.kv_cache import BLOCK_SIZE, LayerPages
+from worker.kv_cache import LayerPages
 
 
 @dataclass(slots=True)
@@ -56,7 +56,9 @@ class CpuBackend:
 
     def begin(self, batch: Batch) -> CpuStep:
         """Derive from `batch` what every layer of the step needs."""
-        plan = plan_attention(batch.query_starts, batch.positions, batch.block_tables, BLOCK_SIZE)
+        plan = plan_attention(
+            batch.query_starts, batch.positions, batch.block_tables, batch.block_size
+        )
         return CpuStep(batch.token_ids, batch.logit_rows, batch.positions, batch.cells, plan)
 
     def pack_vector(self, weight: Floats) -> Floats:
