@@ -56,7 +56,12 @@ def build_server(settings: Settings) -> WorkerServer:
             build=f"millrace {version('millrace')}",
         ),
         load=lambda: load_model(
-            folder, settings.device, settings.dtype, settings.threads, settings.kv_layout
+            folder,
+            settings.device,
+            settings.dtype,
+            settings.threads,
+            settings.kv_layout,
+            settings.max_ubatch_tokens,
         ),
         kv_cache_bytes=lambda: kv_cache_bytes or default_kv_cache_bytes(),
         metrics=WorkerMetrics(registry),

@@ -21,9 +21,10 @@ class Work(NamedTuple):
     num_tokens: int
 
     @property
-    def samples(self) -> bool:
-        """True when this reaches the end of the known tokens: the next one is to be drawn."""
-        return self.row.num_computed + self.num_tokens == self.row.num_tokens
+    def num_logits(self) -> int:
+        """How many of these tokens, the last ones, want logits."""
+        start = self.row.num_computed
+        return max(0, start + self.num_tokens - max(start, self.row.logits_from))
 
 
 class Batch(NamedTuple):
@@ -46,7 +47,7 @@ class Batch(NamedTuple):
 
 
 def gather(work: Sequence[Work], block_size: int) -> Batch:
-    """Gather the inputs of `work`, not empty; the last token of work that samples wants logits."""
+    """Gather the inputs of `work`, not empty; every row stands in it once."""
     counts = [item.num_tokens for item in work]
     starts = np.zeros(len(work) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -58,13 +59,21 @@ def gather(work: Sequence[Work], block_size: int) -> Batch:
     owners = np.repeat(np.arange(len(work)), counts)
     blocks = tables[owners, positions // block_size]
     return Batch(
-        token_ids=np.concatenate([w.row.tokens[s] for w, s in zip(work, spans, strict=True)]),
+        token_ids=np.concatenate(
+            [w.row.span(s.start, s.stop) for w, s in zip(work, spans, strict=True)]
+        ),
         positions=positions,
         cells=blocks * np.int32(block_size) + positions % np.int32(block_size),
         query_starts=starts,
         block_tables=tables,
-        logit_rows=np.array(
-            [starts[i + 1] - 1 for i, item in enumerate(work) if item.samples], np.int32
-        ),
+        logit_rows=_tails(starts[1:], [item.num_logits for item in work]),
         block_size=block_size,
     )
+
+
+def _tails(stops: Ints, counts: Sequence[int]) -> Ints:
+    """Return the `counts[i]` places before each of `stops`, in order."""
+    before = np.cumsum(counts) - counts
+    return np.arange(sum(counts), dtype=np.int32) + np.repeat(
+        stops - counts - before, counts
+    ).astype(np.int32)

@@ -19,10 +19,14 @@ from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
 from worker.models.qwen2 import Qwen2
+from worker.ubatches import PassLimits
 from worker.weights import FolderWeights
 
 log = logging.getLogger(__name__)
 
+NO_LIMIT = 1 << 30
+MAX_LOGITS = 512
+"""Rows of logits that one pass computes at most; 300 MB with the largest vocabularies."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -36,6 +40,8 @@ class LoadedModel:
     model_hash: str
     weight_bytes: int
     layout: str
+    max_ubatch_tokens: int
+    """0 = a step is computed in one pass."""
 
     @property
     def block_size(self) -> int:
@@ -65,7 +71,8 @@ class LoadedModel:
                 "weight_bytes": self.weight_bytes,
             },
         )
-        return ModelRunner(self.model, self.backend, cache, self.config.vocab_size)
+        limits = PassLimits(self.max_ubatch_tokens or NO_LIMIT, MAX_LOGITS)
+        return ModelRunner(self.model, self.backend, cache, self.config.vocab_size, limits)
 
 
 def load_model(
@@ -74,6 +81,7 @@ def load_model(
     dtype: str = "auto",
     num_threads: int = 0,
     kv_layout: str = "block",
+    max_ubatch_tokens: int = 0,
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
     if device != "cpu":
@@ -90,7 +98,10 @@ def load_model(
     weights = _open(folder, config)
     backend = CpuBackend(num_threads)
     model = family(config, weights, backend)
-    return LoadedModel(config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout)
+    return LoadedModel(
+        config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout,
+        max_ubatch_tokens,
+    )  # fmt: skip
 
 
 def fingerprint_folder(folder: Path) -> str:

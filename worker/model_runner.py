@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from protos import worker as wire
 from worker.backends.base import Array, LayerCache, Step
 from worker.batch import Batch, Work, gather
+from worker.drawing import Drawing
 from worker.errors import RowError
 from worker.kernels.checks import Floats
 from worker.kv_cache import KvCache
 from worker.rows import Row, Rows
-from worker.sampler import Drawn, Sampler
+from worker.sampler import Sampler
+from worker.ubatches import PassLimits, ubatches
 
 Entry = wire.SequenceStart | wire.SequenceStep
 
@@ -48,7 +51,10 @@ class _Admitted:
 class ModelRunner:
     """Executes plans in order; owns rows and cache, and nothing outlives it but the weights."""
 
-    def __init__(self, model: Model, device: Device, cache: KvCache, vocab_size: int) -> None:
+    def __init__(
+        self, model: Model, device: Device, cache: KvCache, vocab_size: int, limits: PassLimits
+    ) -> None:
+        self._limits = limits
         self._model = model
         self._device = device
         self._cache = cache
@@ -74,19 +80,25 @@ class ModelRunner:
 
     def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
         """Drop, copy, compute, draw. A row that fails is a fault; anything else raises."""
-        begin = time.perf_counter()
         self._rows.drop(plan.finished)
         self._cache.copy(plan.copies)
         admitted = self._admit(plan)
-        work = [item for item in admitted.work if item.samples]
-        logits = self._forward(admitted.work)
+        drawing, clock = Drawing(self._sampler), time.perf_counter
+        forward_s = sample_s = 0.0
+        for work in ubatches(admitted.work, self._limits):
+            begin = clock()
+            logits = self._forward(work)
+            middle = clock()
+            drawing.take(work, logits)
+            for item in work:
+                item.row.num_computed += item.num_tokens
+            forward_s, sample_s = forward_s + middle - begin, sample_s + clock() - middle
         for item in admitted.work:
-            item.row.num_computed += item.num_tokens
-        middle = time.perf_counter()
-        drawn = self._sampler.sample(logits, [item.row for item in work]) if work else []
-        faults = admitted.faults + self._record(drawn)
-        end = time.perf_counter()
-        return _result(plan.step_id, drawn, faults, middle - begin, end - middle)
+            item.row.settle()
+        result = drawing.result(plan.step_id, admitted.faults)
+        for fault in result.faults:
+            self._rows.fail(fault.seq_id)
+        return replace(result, forward_s=forward_s, sample_s=sample_s)
 
     def _admit(self, plan: wire.ExecutePlan) -> _Admitted:
         admitted = _Admitted()
@@ -98,7 +110,6 @@ class ModelRunner:
                     row.check(entry.num_tokens, self.num_blocks, self._cache.block_size)
                     admitted.work.append(Work(row, entry.num_tokens))
             except RowError as error:
-                self._rows.fail(entry.seq_id)
                 admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error)))
         return admitted
 
@@ -108,41 +119,8 @@ class ModelRunner:
         return self._rows.step(entry)
 
     def _forward(self, work: Sequence[Work]) -> Floats:
-        """Return float32 logits [rows that sample, V]."""
-        if not work:
-            return np.empty((0, 0), np.float32)
+        """Return float32 logits [positions that want them, V]."""
         with np.errstate(all="ignore"):  # what is not finite shows in the logits of its own row
             step = self._device.begin(gather(work, self._cache.block_size))
             logits: Floats = self._model.forward(step, self._cache.layers)
         return logits
-
-    def _record(self, drawn: Sequence[Drawn]) -> list[wire.SequenceFault]:
-        """Append the drawn tokens to their rows; return the faults."""
-        faults = []
-        for outcome in drawn:
-            if outcome.fault:
-                self._rows.fail(outcome.row.seq_id)
-                faults.append(wire.SequenceFault(outcome.row.seq_id, outcome.fault))
-            else:
-                outcome.row.append(outcome.token_id)
-        return faults
-
-
-def _result(
-    step_id: int,
-    drawn: Sequence[Drawn],
-    faults: Sequence[wire.SequenceFault],
-    forward_s: float,
-    sample_s: float,
-) -> wire.StepResult:
-    good = [outcome for outcome in drawn if not outcome.fault]
-    return wire.StepResult(
-        step_id=step_id,
-        seq_ids=tuple(outcome.row.seq_id for outcome in good),
-        counts=(1,) * len(good),
-        token_ids=tuple(outcome.token_id for outcome in good),
-        logprobs=tuple(outcome.logprobs for outcome in good if outcome.logprobs is not None),
-        faults=tuple(faults),
-        forward_s=forward_s,
-        sample_s=sample_s,
-    )

@@ -57,17 +57,30 @@ class Column:
         return self._held[: self._length]
 
     def extend(self, values: Sequence[int]) -> None:
+        self.note(values)
+        self._length += len(values)
+
+    def note(self, values: Sequence[int]) -> None:
+        """Write behind the end without moving it: what is added next is written over this."""
         end = self._length + len(values)
         if end > len(self._held):
             grown = np.empty(2 * end + 64, np.int32)
             grown[: self._length] = self.values
             self._held = grown
         self._held[self._length : end] = values
-        self._length = end
+
+    def span(self, start: int, stop: int) -> Ints:
+        """Return a view that may reach into what is noted."""
+        return self._held[start:stop]
 
 
 class Row:
-    """One sequence: num_computed ≤ num_tokens, and blocks for all that is computed."""
+    """One sequence: num_computed ≤ num_tokens, and blocks for all that is computed.
+
+    During a step that tries guesses, these stand behind the known tokens and num_computed runs into
+    them; `settle` takes it back to what has come true. Keys and values behind num_computed are
+    garbage that the next step writes over: no token looks at positions after its own.
+    """
 
     def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
         known = np.frombuffer(start.token_ids, "<u4")
@@ -81,6 +94,9 @@ class Row:
         self.draw = Draw(start, vocab_size)
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._tokens = Column(known.astype(np.int32))
+        self._num_guesses = 0
+        self.logits_from = len(known) - 1
+        """Logits are wanted at all positions of this step from here on."""
 
     @property
     def num_tokens(self) -> int:
@@ -105,9 +121,28 @@ class Row:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
-    def append(self, token_id: int) -> None:
-        """Add a drawn token."""
+    def append(self, token_id: int) -> bool:
+        """Add a drawn token; return whether it was the next guess, so that what follows holds."""
+        place = self.num_tokens
+        is_guessed = self._num_guesses > 0 and self._tokens.span(place, place + 1)[0] == token_id
+        self._num_guesses = self._num_guesses - 1 if is_guessed else 0
         self._tokens.extend((token_id,))
+        return is_guessed
+
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """Put guesses behind the known tokens, for the step that is about to run."""
+        self._tokens.note(token_ids)
+        self._num_guesses = len(token_ids)
+
+    def span(self, start: int, stop: int) -> Ints:
+        """Return the ids at these positions, guesses included; a view."""
+        return self._tokens.span(start, stop)
+
+    def settle(self) -> None:
+        """The step is over: go back behind guesses that did not come true."""
+        self._num_guesses = 0
+        self.logits_from = self.num_tokens - 1
+        self.num_computed = min(self.num_computed, self.logits_from)
 
     def extend(self, block_ids: Sequence[int]) -> None:
         """Add blocks behind those it has."""
@@ -115,10 +150,12 @@ class Row:
 
     def check(self, num_tokens: int, num_blocks: int, block_size: int) -> None:
         """Raise RowError unless `num_tokens` more tokens are known and have blocks that exist."""
-        end = self.num_computed + num_tokens
-        if not 0 < num_tokens <= self.num_tokens - self.num_computed:
+        end, most = self.num_computed + num_tokens, self.num_tokens + self._num_guesses
+        if not 0 < num_tokens <= most - self.num_computed:
             raise RowError(f"step of {num_tokens} tokens after {self.num_computed} of "
-                           f"{self.num_tokens} known ones")  # fmt: skip
+                           f"{most} known ones")  # fmt: skip
+        if self._num_guesses and end != most:
+            raise RowError(f"{self._num_guesses} guesses, and a step that ends at {end} of {most}")
         blocks = self.blocks
         if end > len(blocks) * block_size:
             raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {block_size}")
@@ -158,7 +195,14 @@ class Rows:
         if row is None:
             raise RowError(f"sequence {step.seq_id} has never started here")
         row.extend(step.new_block_ids)
+        if step.draft_token_ids:
+            self._check_ids(step.draft_token_ids)
+            row.guess(step.draft_token_ids)
         return row
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise RowError(f"guesses {token_ids}, vocabulary is {self._vocab_size}")
 
     def fail(self, seq_id: int) -> None:
         """Forget a row whose failure has been reported."""

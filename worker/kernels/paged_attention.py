@@ -136,10 +136,22 @@ def paged_attention_reference(
         seen = values[segment.blocks].reshape(shape)
         if segment.stale is not None:
             seen[segment.stale] = 0
+        if segment.hidden is not None and not np.isfinite(seen).all():
+            seen = _seen_by_each(seen, segment.hidden)
         running.add(part, scores, seen.transpose(0, 2, 1, 3), segment.hidden)
     out = np.empty_like(q)
     out[plan.order] = running.result().reshape(q.shape)
     return out
+
+
+def _seen_by_each(values: Floats, hidden: Mask) -> Floats:
+    """Return `values` [1 or n, SPLIT, kv_heads, D] for each of n tokens, zero where it is hidden.
+
+    A later token's values may be nan (a guess that overflows), and 0 * nan is not 0.
+    """
+    hides = hidden.reshape(len(hidden), SPLIT, 1, 1)
+    each: Floats = np.where(hides, np.float32(0), values)
+    return each
 
 
 class _Running:

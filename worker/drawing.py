@@ -1,0 +1,101 @@
+"""Drawing: what one step's logits become, row by row: a token, several with guesses, or a fault.
+
+A row with k guesses has computed k + 1 positions. The target's token is drawn at each in turn, from
+a history that ends with the token drawn before, with the noise of its own output index: what would
+have been drawn without guesses. The first that is not the next guess is the last that counts.
+
+All rows are drawn in rounds, one position each, so that a sampler sees many rows at a time. Logits
+may come in several passes; the positions of a row come in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos import worker as wire
+from worker.batch import Work
+from worker.kernels.checks import Floats
+from worker.rows import Row
+from worker.sampler import Drawn, Sampler
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a row has got in this step."""
+
+    row: Row
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[wire.Logprobs] = field(default_factory=list)
+    fault: str = ""
+    is_open: bool = True
+    """False when the logits that are left follow a token which did not come true."""
+
+    def take(self, drawn: Drawn) -> None:
+        """Enter a draw. One that fails behind good ones is left to the next step, to fail alone."""
+        if drawn.fault:
+            self.is_open = False
+            self.fault = "" if self.token_ids else drawn.fault
+            return
+        self.is_open = self.row.append(drawn.token_id)
+        self.token_ids.append(drawn.token_id)
+        if drawn.logprobs is not None:
+            self.logprobs.append(drawn.logprobs)
+
+
+class Drawing:
+    """The draws of one step."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.outcomes: dict[int, Outcome] = {}
+        """By seq_id, in the order of the plan."""
+
+    def take(self, work: Sequence[Work], logits: Floats) -> None:
+        """Draw from float32 logits [R, V]: the last `num_logits` positions of each of `work`.
+
+        The rows of `work` are not yet advanced.
+        """
+        turn = self._turns(work)
+        while turn:
+            rows = [outcome.row for outcome, _ in turn]
+            places = [places.start for _, places in turn]
+            chosen = logits if len(places) == len(logits) else logits[places]
+            for (outcome, _), drawn in zip(turn, self._sampler.sample(chosen, rows), strict=True):
+                outcome.take(drawn)
+            turn = [
+                (outcome, range(places.start + 1, places.stop))
+                for outcome, places in turn
+                if outcome.is_open and len(places) > 1
+            ]
+
+    def _turns(self, work: Sequence[Work]) -> list[tuple[Outcome, range]]:
+        """Return the rows that draw and the places of their logits, the first one's first."""
+        turns, stop = [], 0
+        for item in work:
+            count, row = item.num_logits, item.row
+            start, stop = stop, stop + count
+            if not count:
+                continue
+            first = max(row.num_computed, row.logits_from)
+            places = range(start + row.num_tokens - 1 - first, stop)
+            if not places:
+                continue  # it ends within the known tokens
+            outcome = self.outcomes.setdefault(row.seq_id, Outcome(row))
+            if outcome.is_open:
+                turns.append((outcome, places))
+        return turns
+
+    def result(self, step_id: int, faults: Sequence[wire.SequenceFault]) -> wire.StepResult:
+        """Return the message; `faults` are those of rows that never drew."""
+        outcomes = self.outcomes.values()
+        good = [one for one in outcomes if one.token_ids]
+        failed = [wire.SequenceFault(one.row.seq_id, one.fault) for one in outcomes if one.fault]
+        return wire.StepResult(
+            step_id=step_id,
+            seq_ids=tuple([one.row.seq_id for one in good]),
+            counts=tuple([len(one.token_ids) for one in good]),
+            token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
+            logprobs=tuple([row for one in good for row in one.logprobs]),
+            faults=(*faults, *failed),
+        )
