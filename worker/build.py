@@ -18,7 +18,8 @@ from worker.memory import default_kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
-from worker.models.qwen2 import Qwen2
+from worker.models.decoder import Decoder, may_ignore, shapes
+from worker.models.layers import Wiring
 from worker.ubatches import PassLimits
 from worker.weights import FolderWeights
 
@@ -35,7 +36,7 @@ class LoadedModel:
     """Weights on their device. Outlives the schedulers that use it, one runner each."""
 
     config: ModelConfig
-    model: Qwen2
+    model: Decoder
     backend: CpuBackend
     model_hash: str
     weight_bytes: int
@@ -91,13 +92,13 @@ def load_model(
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = read_config(folder)
-    family = _family(folder, config)
+    wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
     if wanted != "float32":
         log.warning("the cpu reference computes in float32", extra={"wanted_dtype": wanted})
     weights = _open(folder, config)
     backend = CpuBackend(num_threads)
-    model = family(config, weights, backend)
+    model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
         config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout,
         max_ubatch_tokens,
@@ -110,18 +111,17 @@ def fingerprint_folder(folder: Path) -> str:
 
 
 def _open(folder: Path, config: ModelConfig) -> FolderWeights:
-    family = _family(folder, config)
-    return FolderWeights(folder, family.shapes(config), family.may_ignore(config))
+    return FolderWeights(folder, shapes(config, _wiring(folder, config)), may_ignore(config))
 
 
-def _family(folder: Path, config: ModelConfig) -> type[Qwen2]:
+def _wiring(folder: Path, config: ModelConfig) -> Wiring:
     family = ARCHITECTURES.get(config.architecture)
     if family is None:
         raise ModelFolderError(
             f"{folder / 'config.json'}: architectures is {config.architecture!r}, "
             f"allowed: {', '.join(ARCHITECTURES)}"
         )
-    return family
+    return family(config)
 
 
 def build_runner(

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from worker.models import ARCHITECTURES
 from worker.models.config import read_config
-from worker.models.qwen2 import Qwen2
+from worker.models.decoder import shapes
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -78,7 +79,9 @@ def write_folder(folder: Path, seed: int = 0, num_shards: int = 1, **changes: An
     folder.mkdir(parents=True, exist_ok=True)
     config = TINY | changes
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    tensors = random_tensors(Qwen2.shapes(read_config(folder)), seed)
+    parsed = read_config(folder)
+    wanted = shapes(parsed, ARCHITECTURES[parsed.architecture](parsed))
+    tensors = random_tensors(wanted, seed)
     dtype = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[config["torch_dtype"]]
     if num_shards == 1:
         write_safetensors(folder / "model.safetensors", tensors, dtype)

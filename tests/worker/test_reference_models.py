@@ -21,13 +21,11 @@ SMALL = [
     "qwen2-untied-bf16-sharded",
     "qwen2-gqa7-f16",
     "qwen2-headdim128-r1-bf16",
+    "qwen2-sliding-window-f32",
+    "qwen2-yarn-f32",
+    "llama-rope3-f32",
+    "qwen3-qknorm-bf16",
 ]
-REFUSED = {
-    "qwen2-sliding-window-f32": "use_sliding_window",
-    "qwen2-yarn-f32": "rope_type",
-    "llama-rope3-f32": "rope_type",
-    "qwen3-qknorm-bf16": "Qwen3ForCausalLM",
-}
 
 
 @cache
@@ -86,17 +84,10 @@ def test_teacher_forced_logprobs(reference_data: Path, name: str) -> None:
         np.testing.assert_allclose(own, expected, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", SMALL[:1])
+@pytest.mark.parametrize("name", ["qwen2-tied-f32", "qwen2-yarn-f32", "llama-rope3-f32"])
 def test_both_spellings_of_a_config_say_the_same(reference_data: Path, name: str) -> None:
     folder = reference_data / "golden" / name
     assert read_config(folder) == read_config(folder, "config.transformers5.json")
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_computed_is_refused_by_name(reference_data: Path, name: str) -> None:
-    with pytest.raises(Exception, match=REFUSED[name]) as refusal:
-        load_model(reference_data / "golden" / name)
-    assert "config.json" in str(refusal.value)
 
 
 def test_real_vocabulary(reference_data: Path) -> None:

@@ -27,6 +27,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "own-head-dim": {
         "hidden_size": 48, "head_dim": 32, "tie_word_embeddings": False, "num_key_value_heads": 4,
     },
+    "windows": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "head-norm": {
+        "architectures": ["Qwen3ForCausalLM"], "head_dim": 6,
+        "layer_types": ["sliding_attention"] * 2, "sliding_window": 66,
+    },
 }  # fmt: skip
 LENGTHS = (1, 5, 16, 17, 63, 64, 65, 130)
 

@@ -13,7 +13,8 @@ from tests.support.model_folders import encoded, write_folder, write_safetensors
 from worker.build import load_model
 from worker.errors import ModelFolderError
 from worker.models.config import read_config
-from worker.models.qwen2 import Qwen2
+from worker.models.decoder import shapes
+from worker.models.layers import Wiring
 from worker.safetensors import SafetensorsFile
 from worker.weights import FolderWeights
 
@@ -180,7 +181,9 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
 def test_the_hash_tells_folders_apart(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: int) -> str:
         folder = write_folder(tmp_path / name, **changes)
-        return FolderWeights(folder, Qwen2.shapes(read_config(folder))).fingerprint()
+        return FolderWeights(
+            folder, shapes(read_config(folder), Wiring(qkv_bias=True))
+        ).fingerprint()
 
     assert fingerprint("a") == fingerprint("b")
     assert len({fingerprint("a"), fingerprint("c", seed=1), fingerprint("d", vocab_size=97)}) == 3

@@ -15,8 +15,10 @@ Array = Any
 """An array of the backend's own library."""
 Linear = Any
 """A weight [N, in] with an optional bias [N], packed as the backend likes it."""
+Rotary = Any
+"""The frequencies of the rotary positions, on the device."""
 LayerCache = Any
-"""Keys and values of one layer, [num_blocks, 16, num_kv_heads, head_dim] each."""
+"""Keys and values of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
 
 Step = Any
 """The inputs of one step on the device, and whatever the backend derives from them.
@@ -47,6 +49,10 @@ class Backend(Protocol):
         """Make a linear of a packed embedding table [V, H] without a second copy of it."""
         ...
 
+    def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
+        """Move D/2 frequencies, radians per position, and the factor of cos and sin."""
+        ...
+
     # ── operators ────────────────────────────────────────────────────────────────────────────
 
     def embedding(self, table: Array, token_ids: Array) -> Array:
@@ -67,21 +73,28 @@ class Backend(Protocol):
         """out[t] = weight @ x[t] + bias; [T, in] → [T, N]."""
         ...
 
+    def head_norm(
+        self, qkv: Array, q_weight: Array, k_weight: Array, num_heads: int, eps: float
+    ) -> Array:
+        """Return qkv [T, Q + 2K] with every head of q and k rms-normalised; weights [D] each."""
+        ...
+
     def rope(
-        self, qkv: Array, step: Step, cache: LayerCache, num_heads: int, theta: float
+        self, qkv: Array, step: Step, cache: LayerCache, num_heads: int, rotary: Rotary
     ) -> Array:
         """Rotate q and k of qkv [T, Q + 2K] at their positions, store k and v; return q.
 
         Halves of a head are a pair: (a, b) → (a cos − b sin, b cos + a sin), angle = position *
-        theta^(−2i / head_dim); q is [T, num_heads, head_dim].
+        inverse frequency, both rounded to float32 and so their product; cos and sin times the
+        attention factor; q is [T, num_heads, head_dim].
         """
         ...
 
-    def paged_attention(self, q: Array, step: Step, cache: LayerCache) -> Array:
+    def paged_attention(self, q: Array, step: Step, cache: LayerCache, window: int = 0) -> Array:
         """out[t, h] = softmax(q[t, h] · keys / sqrt(D)) · values; [T, num_heads, D] → [T, Q].
 
-        Keys and values are those of the token's own sequence at positions ≤ its own; query head
-        h reads key head h * num_kv_heads // num_heads.
+        Keys and values are those of the token's own sequence at positions ≤ its own, with a window
+        only the last `window` of them; query head h reads key head h * num_kv_heads // num_heads.
         """
         ...
 
@@ -91,4 +104,15 @@ class Backend(Protocol):
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """out[r] = x[rows[r]]; [T, H], int32 [R] → [R, H]."""
+        ...
+
+    def tap(self, name: str, layer: int, tensor: Array) -> None:
+        """Nothing. Names an intermediate for whoever stands before the backend and looks on."""
+        ...
+
+    # ── beside the forward pass ──────────────────────────────────────────────────────────────
+
+    def rope_shift(self, cache: LayerCache, cells: Array, delta: int, rotary: Rotary) -> None:
+        """Turn the stored keys of `cells`, int32 [n] (block * block_size + offset), by `delta`
+        positions, without the attention factor: they already have it."""
         ...

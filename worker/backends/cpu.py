@@ -7,7 +7,7 @@ how many there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,22 +23,42 @@ from worker.kernels.paged_attention import (
     paged_attention_reference,
     plan_attention,
 )
-from worker.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from worker.kernels.rope import Rotation, rope_reference, rotation, store_kv_reference
+from worker.kernels.rms_norm import (
+    add_rms_norm_reference,
+    head_norm_reference,
+    rms_norm_reference,
+)
+from worker.kernels.rope import (
+    Rotary,
+    Rotation,
+    pack_rotary,
+    rope_reference,
+    rope_shift_reference,
+    rotation,
+    store_kv_reference,
+)
 from worker.kernels.silu_mul import silu_mul_reference
 from worker.kv_cache import LayerPages
 
 
 @dataclass(slots=True)
 class CpuStep:
-    """A batch with what all layers share: the attention plan and, from the first on, rotations."""
+    """A batch with what its layers share, made by the first that needs it."""
 
     token_ids: Ints
     logit_rows: Ints
-    positions: Ints
-    cells: Ints
-    attention: AttentionPlan
+    batch: Batch
+    plans: dict[int, AttentionPlan] = field(default_factory=dict)
+    """By window."""
     rotation: Rotation | None = None
+
+    def plan(self, window: int) -> AttentionPlan:
+        if window not in self.plans:
+            batch = self.batch
+            self.plans[window] = plan_attention(
+                batch.query_starts, batch.positions, batch.block_tables, batch.block_size, window
+            )
+        return self.plans[window]
 
 
 class CpuBackend:
@@ -55,11 +75,8 @@ class CpuBackend:
         return f"cpu float32 numpy={np.__version__} {self._blas} tile={tiles} split={SPLIT}"
 
     def begin(self, batch: Batch) -> CpuStep:
-        """Derive from `batch` what every layer of the step needs."""
-        plan = plan_attention(
-            batch.query_starts, batch.positions, batch.block_tables, batch.block_size
-        )
-        return CpuStep(batch.token_ids, batch.logit_rows, batch.positions, batch.cells, plan)
+        """Return `batch` with room for what the layers of the step will share."""
+        return CpuStep(batch.token_ids, batch.logit_rows, batch)
 
     def pack_vector(self, weight: Floats) -> Floats:
         return np.ascontiguousarray(weight)
@@ -73,6 +90,9 @@ class CpuBackend:
     def _remember(self, packed: PackedLinear) -> PackedLinear:
         self._tiles.add(packed.tile)
         return packed
+
+    def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
+        return pack_rotary(inverse_frequencies, attention_factor)
 
     def embedding(self, table: Floats, token_ids: Ints) -> Floats:
         return embedding_reference(table, token_ids)
@@ -88,24 +108,36 @@ class CpuBackend:
     def linear(self, x: Floats, linear: PackedLinear) -> Floats:
         return linear_reference(x, linear, self._crew)
 
-    def rope(
-        self, qkv: Floats, step: CpuStep, cache: LayerPages, num_heads: int, theta: float
+    def head_norm(
+        self, qkv: Floats, q_weight: Floats, k_weight: Floats, num_heads: int, eps: float
     ) -> Floats:
-        head_dim = cache.keys.shape[3]
+        return head_norm_reference(qkv, q_weight, k_weight, num_heads, eps)
+
+    def rope(
+        self, qkv: Floats, step: CpuStep, cache: LayerPages, num_heads: int, rotary: Rotary
+    ) -> Floats:
         if step.rotation is None:
-            step.rotation = rotation(step.positions, head_dim, theta)
+            step.rotation = rotation(step.batch.positions, rotary)
+        num_kv_heads, head_dim = cache.keys.shape[2:]
         heads = qkv.reshape(len(qkv), -1, head_dim)
-        num_kv_heads = cache.keys.shape[2]
         turned = rope_reference(heads[:, : num_heads + num_kv_heads], step.rotation)
         values = heads[:, num_heads + num_kv_heads :]
-        store_kv_reference(turned[:, num_heads:], values, step.cells, cache)
+        store_kv_reference(turned[:, num_heads:], values, step.batch.cells, cache)
         return np.ascontiguousarray(turned[:, :num_heads])
 
-    def paged_attention(self, q: Floats, step: CpuStep, cache: LayerPages) -> Floats:
-        return paged_attention_reference(q, step.attention, cache).reshape(len(q), -1)
+    def paged_attention(
+        self, q: Floats, step: CpuStep, cache: LayerPages, window: int = 0
+    ) -> Floats:
+        return paged_attention_reference(q, step.plan(window), cache).reshape(len(q), -1)
 
     def silu_mul(self, gate_up: Floats) -> Floats:
         return silu_mul_reference(gate_up)
 
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
         return embedding_reference(x, rows)
+
+    def tap(self, name: str, layer: int, tensor: Floats) -> None:
+        pass
+
+    def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
+        rope_shift_reference(cache.keys, cells, delta, rotary)

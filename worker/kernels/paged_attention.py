@@ -6,7 +6,8 @@ running maximum and sum. Each token is its own matrix product per split and key 
 batch, nor the cut of the prompt into chunks, nor the blocks.
 
 Work is cut into segments. Decoding sequences share segments: split j of all that reach it, longest
-first, each with its own blocks. The tokens of one prompt share the blocks of a segment.
+first, each with its own blocks. The tokens of one prompt share the blocks of a segment. With a
+window a token takes part in the splits that its window touches, and in no other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Segment(NamedTuple):
     blocks: Ints
     """[tokens or 1, SPLIT / block_size]."""
     hidden: Mask | None
-    """[tokens, 1, 1, SPLIT]: keys after the token's own position; None when there are none."""
+    """[tokens, 1, 1, SPLIT]: keys that a token does not see; None when it sees all."""
     stale: Mask | None
     """[len(blocks), SPLIT]: cells past the sequence's end. What a former owner left there may be
     nan, and 0 * nan is not 0."""
@@ -47,13 +48,14 @@ class AttentionPlan(NamedTuple):
 
 
 def plan_attention(
-    query_starts: Ints, positions: Ints, block_tables: Ints, block_size: int
+    query_starts: Ints, positions: Ints, block_tables: Ints, block_size: int, window: int = 0
 ) -> AttentionPlan:
     """Cut a step into segments.
 
     query_starts: int32 [B + 1], sequence b owns tokens query_starts[b] .. query_starts[b + 1];
     positions: int32 [T], consecutive within a sequence; block_tables: int32 [B, max_blocks], of
-    which entries past a sequence's last block may hold any valid id.
+    which entries past a sequence's last block may hold any valid id; window: how many positions a
+    token sees, its own included, 0 = all.
     """
     counts = np.diff(query_starts)
     tables = _padded(block_tables, SPLIT // block_size)
@@ -62,12 +64,12 @@ def plan_attention(
     longest_first = np.argsort(-positions[tokens], kind="stable")
     decodes, tokens = decodes[longest_first], tokens[longest_first]
     order = [tokens.astype(np.int64)]
-    segments = _decode_segments(positions[tokens], tables[decodes])
+    segments = _decode_segments(positions[tokens], tables[decodes], window)
     place = len(tokens)
     for b in np.flatnonzero(counts > 1):
         span = np.arange(query_starts[b], query_starts[b + 1])
         order.append(span)
-        segments += _prefill_segments(place, positions[span], tables[b])
+        segments += _prefill_segments(place, positions[span], tables[b], window)
         place += len(span)
     return AttentionPlan(np.concatenate(order), segments)
 
@@ -79,39 +81,53 @@ def _padded(block_tables: Ints, per_split: int) -> Ints:
     return padded.reshape(len(padded), -1, per_split)
 
 
-def _decode_segments(positions: Ints, tables: Ints) -> list[Segment]:
+def _decode_segments(positions: Ints, tables: Ints, window: int) -> list[Segment]:
     """positions: int32 [n], falling; tables: int32 [n, splits, per_split]."""
     segments = []
     for split in range(int(positions[0]) // SPLIT + 1 if len(positions) else 0):
-        stop = int(np.count_nonzero(positions >= split * SPLIT))
-        hidden = _hidden(positions[:stop], split)
-        segments.append(_segment(0, stop, np.ascontiguousarray(tables[:stop, split]), hidden))
-    return segments
+        part = _touching(positions, split, window)
+        blocks = np.ascontiguousarray(tables[part, split])
+        segments.append(_segment(0, part, positions, blocks, split, window))
+    return [segment for segment in segments if segment.start < segment.stop]
 
 
-def _prefill_segments(place: int, positions: Ints, table: Ints) -> list[Segment]:
+def _prefill_segments(place: int, positions: Ints, table: Ints, window: int) -> list[Segment]:
     """positions: int32 [n], rising; table: int32 [splits, per_split]."""
     segments = []
     for split in range(int(positions[-1]) // SPLIT + 1):
-        first = int(np.searchsorted(positions, split * SPLIT))
-        hidden = _hidden(positions[first:], split)
+        part = _touching(positions, split, window)
         blocks = table[split : split + 1]
-        segments.append(_segment(place + first, place + len(positions), blocks, hidden))
-    return segments
+        segments.append(_segment(place, part, positions, blocks, split, window))
+    return [segment for segment in segments if segment.start < segment.stop]
 
 
-def _hidden(positions: Ints, split: int) -> Mask:
+def _touching(positions: Ints, split: int, window: int) -> slice:
+    """Return which of the sorted `positions` see any key of the split."""
+    seeing = positions >= split * SPLIT
+    if window:
+        seeing &= positions - window < (split + 1) * SPLIT - 1
+    places = np.flatnonzero(seeing)
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
+
+
+def _segment(
+    place: int, part: slice, positions: Ints, blocks: Ints, split: int, window: int
+) -> Segment:
+    """The tokens `part`, of which the first stands at `place`; the last one that shares blocks ends
+    its sequence."""
+    start, stop = place + part.start, place + part.stop
     keys = np.arange(split * SPLIT, (split + 1) * SPLIT)
-    hidden: Mask = keys > positions[:, None]
-    return hidden
-
-
-def _segment(start: int, stop: int, blocks: Ints, hidden: Mask) -> Segment:
-    """hidden: [tokens, SPLIT]; the last token that shares blocks ends its sequence."""
-    if not hidden.any():
-        return Segment(start, stop, blocks, None, None)
-    stale = hidden[-len(blocks) :]
-    return Segment(start, stop, blocks, hidden[:, None, None, :], stale if stale.any() else None)
+    own = positions[part, None]
+    later: Mask = keys > own
+    hidden = later | (keys <= own - window) if window else later
+    stale = later[-len(blocks) :]
+    return Segment(
+        start,
+        stop,
+        blocks,
+        hidden[:, None, None, :] if hidden.any() else None,
+        stale if stale.any() else None,
+    )
 
 
 def paged_attention_reference(

@@ -1,17 +1,25 @@
 """Rotary positions, and the write of keys and values into the paged cache.
 
-A head's halves are pairs: (a, b) → (a cos − b sin, b cos + a sin), angle = position * theta^(−2i/D)
-in float32, as in the models' training code; sine and cosine are rounded from float64.
+A head's halves are pairs: (a, b) → (a cos − b sin, b cos + a sin), angle = position * frequency in
+float32, as in the models' training code; sine and cosine are rounded from float64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from worker.errors import KernelError
 from worker.kernels.checks import F32, I32, Floats, Ints, require
+
+
+class Rotary(NamedTuple):
+    """Frequencies, float32 [D/2] in radians per position, and the factor of cos and sin."""
+
+    frequencies: Floats
+    attention_factor: float
 
 
 class Rotation(NamedTuple):
@@ -21,14 +29,20 @@ class Rotation(NamedTuple):
     sin: Floats
 
 
-def rotation(positions: Ints, head_dim: int, theta: float) -> Rotation:
+def pack_rotary(inverse_frequencies: Sequence[float], attention_factor: float = 1.0) -> Rotary:
+    """Round the frequencies to float32."""
+    return Rotary(np.array(inverse_frequencies, np.float32), attention_factor)
+
+
+def rotation(positions: Ints, rotary: Rotary) -> Rotation:
     """positions: int32 [T]."""
     require("rope", "positions", positions, I32, (None,))
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    frequencies = (1.0 / theta**exponents).astype(np.float32)
-    angles = positions.astype(np.float32)[:, None] * frequencies
+    angles = positions.astype(np.float32)[:, None] * rotary.frequencies
     exact = angles.astype(np.float64)[:, None, :]
-    return Rotation(np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32))
+    factor = np.float32(rotary.attention_factor)
+    return Rotation(
+        np.cos(exact).astype(np.float32) * factor, np.sin(exact).astype(np.float32) * factor
+    )
 
 
 def rope_reference(heads: Floats, turn: Rotation) -> Floats:
@@ -56,3 +70,19 @@ def store_kv_reference(
         raise KernelError(f"store_kv: cells outside 0..{num_cells - 1}")
     for source, pages in zip((keys, values), cache, strict=True):
         pages.reshape(num_cells, *keys.shape[1:])[cells] = source
+
+
+def rope_shift_reference(keys: Floats, cells: Ints, delta: int, rotary: Rotary) -> None:
+    """Turn the keys of `cells`, int32 [n], by `delta` positions, in place.
+
+    keys: float32 [num_blocks, block_size, kv_heads, D]. Each turn rounds: a key that is turned is
+    near the one that would be computed at its new position, and not equal to it.
+    """
+    require("rope_shift", "keys", keys, F32, (None, None, None, 2 * len(rotary.frequencies)))
+    require("rope_shift", "cells", cells, I32, (None,))
+    num_cells = keys.shape[0] * keys.shape[1]
+    if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
+        raise KernelError(f"rope_shift: cells outside 0..{num_cells - 1}")
+    flat = keys.reshape(num_cells, *keys.shape[2:])
+    turn = rotation(np.array([delta], np.int32), Rotary(rotary.frequencies, 1.0))
+    flat[cells] = rope_reference(flat[cells], turn)

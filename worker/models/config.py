@@ -1,19 +1,23 @@
 """ModelConfig: the facts of config.json that a forward pass needs, checked one by one.
 
 Knows both spellings (transformers 4: torch_dtype, rope_theta, rope_scaling; transformers 5: dtype,
-rope_parameters) and refuses, naming the field, whatever no model here computes. Knows no weights.
+rope_parameters, layer_types) and refuses, naming the field, whatever no model here computes. Knows
+no weights.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from worker.errors import ModelFolderError
+from worker.models.fields import Fields, read_object
+from worker.models.rope import Rope, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
+ALWAYS_SLIDING = {"MistralForCausalLM"}
+"""Without a `use_sliding_window`: in these a `sliding_window` alone is enough, for every layer."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,12 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
+    windows: tuple[int, ...]
+    """Of each layer: how many positions it sees, its own included; 0 = all."""
     tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
     dtype: str
 
     @property
@@ -45,110 +53,92 @@ class ModelConfig:
 
 def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
     """Read and check `folder/name`; raise ModelFolderError that names the file and the field."""
-    path = folder / name
-    try:
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelFolderError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelFolderError(f"{path}: expected an object, got {type(raw).__name__}")
-    return _Fields(path, raw).config()
+    fields = read_object(folder / name)
+    _refuse_unsupported(fields)
+    num_heads = fields.size("num_attention_heads")
+    hidden_size = fields.size("hidden_size")
+    num_kv_heads = fields.size("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
+    architecture = _architecture(fields)
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    rope = read_rope(fields, head_dim)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.size("intermediate_size"),
+        num_layers=fields.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max(fields.size("max_position_embeddings"), rope.max_positions),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        rope=rope,
+        windows=_windows(fields, architecture),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        dtype=_dtype(fields),
+    )
 
 
-class _Fields:
-    """Takes fields out of one config.json; every complaint starts with the file's path."""
+def _architecture(fields: Fields) -> str:
+    names = fields.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
+        raise fields.error("architectures", names, "a list of one name")
+    return str(names[0])
 
-    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
-        self._path = path
-        self._raw = raw
 
-    def config(self) -> ModelConfig:
-        self._refuse_unsupported()
-        num_heads = self._size("num_attention_heads")
-        hidden_size = self._size("hidden_size")
-        num_kv_heads = self._size("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise self._error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
-        return ModelConfig(
-            architecture=self._architecture(),
-            vocab_size=self._size("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=self._size("intermediate_size"),
-            num_layers=self._size("num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=self._head_dim(hidden_size, num_heads),
-            max_position_embeddings=self._size("max_position_embeddings"),
-            rms_norm_eps=self._number("rms_norm_eps"),
-            rope_theta=self._rope_theta(),
-            tie_word_embeddings=bool(self._raw.get("tie_word_embeddings", False)),
-            dtype=self._dtype(),
-        )
+def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise fields.error("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
+    head_dim = fields.size("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", head_dim, "an even number")
+    return head_dim
 
-    def _error(self, field: str, value: object, allowed: str) -> ModelFolderError:
-        return ModelFolderError(f"{self._path}: {field} is {value!r}, allowed: {allowed}")
 
-    def _size(self, field: str, default: int | None = None) -> int:
-        value = self._raw.get(field)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelFolderError(f"{self._path}: field {field} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._error(field, value, "a positive integer")
-        return value
+def _dtype(fields: Fields) -> str:
+    value = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if value not in DTYPES:
+        raise fields.error("dtype", value, ", ".join(DTYPES))
+    return str(value)
 
-    def _number(self, field: str, raw: dict[str, Any] | None = None) -> float:
-        raw = self._raw if raw is None else raw
-        value = raw.get(field)
-        if value is None:
-            raise ModelFolderError(f"{self._path}: field {field} is missing")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise self._error(field, value, "a positive number")
-        return float(value)
 
-    def _architecture(self) -> str:
-        names = self._raw.get("architectures")
-        if not isinstance(names, list) or len(names) != 1:
-            raise self._error("architectures", names, "a list of one name")
-        return str(names[0])
+def _windows(fields: Fields, architecture: str) -> tuple[int, ...]:
+    """`layer_types` decides where it stands; else the layers from `max_window_layers` on slide."""
+    num_layers = fields.size("num_hidden_layers")
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        slides = _slides_from(fields, architecture, num_layers)
+        kinds = [SLIDING if i >= slides else FULL for i in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise fields.error("layer_types", kinds, f"a list of {num_layers}")
+    if unknown := sorted({str(kind) for kind in kinds} - {FULL, SLIDING}):
+        raise fields.error("layer_types", unknown, f"{FULL}, {SLIDING}")
+    window = fields.size("sliding_window") if SLIDING in kinds else 0
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
 
-    def _head_dim(self, hidden_size: int, num_heads: int) -> int:
-        if self._raw.get("head_dim") is None and hidden_size % num_heads:
-            raise self._error("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
-        head_dim = self._size("head_dim", hidden_size // num_heads)
-        if head_dim % 2:
-            raise self._error("head_dim", head_dim, "an even number")
-        return head_dim
 
-    def _dtype(self) -> str:
-        value = self._raw.get("dtype", self._raw.get("torch_dtype")) or "float32"
-        if value not in DTYPES:
-            raise self._error("dtype", value, ", ".join(DTYPES))
-        return str(value)
+def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
+    """Return the first layer that slides; `num_layers` when none does."""
+    if architecture in ALWAYS_SLIDING:
+        return num_layers if fields.get("sliding_window") is None else 0
+    if not fields.flag("use_sliding_window"):
+        return num_layers
+    if fields.get("max_window_layers") == 0:
+        return 0
+    return min(fields.size("max_window_layers"), num_layers)
 
-    def _rope_theta(self) -> float:
-        for field in ("rope_parameters", "rope_scaling"):
-            rope = self._raw.get(field)
-            if rope is None:
-                continue
-            if not isinstance(rope, dict):
-                raise self._error(field, rope, "an object or null")
-            kind = rope.get("rope_type", rope.get("type", "default"))
-            if kind != "default":
-                raise self._error(f"{field}.rope_type", kind, "default")
-            if "rope_theta" in rope:
-                return self._number("rope_theta", rope)
-        return self._number("rope_theta")
 
-    def _refuse_unsupported(self) -> None:
-        if self._raw.get("use_sliding_window"):
-            raise self._error("use_sliding_window", True, "false")
-        if kinds := set(self._raw.get("layer_types") or []) - {"full_attention"}:
-            raise self._error("layer_types", sorted(kinds), "full_attention")
-        if (activation := self._raw.get("hidden_act", "silu")) != "silu":
-            raise self._error("hidden_act", activation, "silu")
-        if self._raw.get("quantization_config") is not None:
-            raise self._error("quantization_config", "set", "absent")
+def _refuse_unsupported(fields: Fields) -> None:
+    if (activation := fields.get("hidden_act") or "silu") != "silu":
+        raise fields.error("hidden_act", activation, "silu")
+    if fields.get("quantization_config") is not None:
+        raise fields.error("quantization_config", "set", "absent")
+    if fields.flag("use_mrope"):
+        raise fields.error("use_mrope", True, "false")
+    for name in EXPERTS:
+        if fields.get(name):
+            raise fields.error(name, fields.get(name), "absent")

@@ -1,15 +1,16 @@
 """The parts that decoder-only families share, written against Backend.
 
-Knows how a layer is wired. Knows no array library, no file and no family's weight names: a family
-passes in the prefix and says which biases exist.
+Knows how a layer is wired. Knows no array library and no file: a family says which biases and norms
+exist. A part holds packed weights; the operators come with each call, so that whoever wants to look
+on can stand before them. The name of each intermediate is where it arises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from worker.backends.base import Array, Backend, LayerCache, Linear, Step
+from worker.backends.base import Array, Backend, LayerCache, Linear, Rotary, Step
 from worker.models.config import ModelConfig
 
 
@@ -17,6 +18,16 @@ class Weights(Protocol):
     """The tensors of a model folder by name, already validated."""
 
     def read(self, name: str) -> Array: ...
+
+
+class Wiring(NamedTuple):
+    """In what the families differ."""
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
+    """Every head of q and k has a norm of its own before it is rotated."""
 
 
 def linear(ops: Backend, weights: Weights, names: Sequence[str], *, bias: bool = False) -> Linear:
@@ -31,69 +42,117 @@ class RmsNorm:
     """Normalises rows; given a residual it adds that first and returns the sum as well."""
 
     def __init__(self, ops: Backend, weight: Array, eps: float) -> None:
-        self._ops = ops
         self._weight = ops.pack_vector(weight)
         self._eps = eps
 
-    def __call__(self, x: Array) -> Array:
-        return self._ops.rms_norm(x, self._weight, self._eps)
+    def __call__(self, ops: Backend, x: Array) -> Array:
+        return ops.rms_norm(x, self._weight, self._eps)
 
-    def add(self, x: Array, residual: Array) -> tuple[Array, Array]:
-        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+    def add(self, ops: Backend, x: Array, residual: Array) -> tuple[Array, Array]:
+        return ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class HeadNorm:
+    """Normalises the heads of q and k."""
+
+    def __init__(self, ops: Backend, weights: Weights, prefix: str, config: ModelConfig) -> None:
+        self._q = ops.pack_vector(weights.read(f"{prefix}.q_norm.weight"))
+        self._k = ops.pack_vector(weights.read(f"{prefix}.k_norm.weight"))
+        self._num_heads = config.num_heads
+        self._eps = config.rms_norm_eps
+
+    def __call__(self, ops: Backend, qkv: Array) -> Array:
+        return ops.head_norm(qkv, self._q, self._k, self._num_heads, self._eps)
 
 
 class Attention:
     """Grouped-query attention with rotary positions over the paged cache."""
 
     def __init__(
-        self, ops: Backend, weights: Weights, prefix: str, config: ModelConfig, *, qkv_bias: bool
+        self,
+        ops: Backend,
+        weights: Weights,
+        config: ModelConfig,
+        wiring: Wiring,
+        layer: int,
+        rotary: Rotary,
     ) -> None:
-        self._ops = ops
-        self._config = config
-        self._qkv = linear(
-            ops, weights, [f"{prefix}.{p}_proj" for p in ("q", "k", "v")], bias=qkv_bias
-        )
-        self._out = linear(ops, weights, [f"{prefix}.o_proj"])
+        prefix = f"model.layers.{layer}.self_attn"
+        self._layer = layer
+        self._num_heads = config.num_heads
+        self._window = config.windows[layer]
+        self._rotary = rotary
+        names = [f"{prefix}.{p}_proj" for p in ("q", "k", "v")]
+        self._qkv = linear(ops, weights, names, bias=wiring.qkv_bias)
+        self._norm = HeadNorm(ops, weights, prefix, config) if wiring.head_norm else None
+        self._out = linear(ops, weights, [f"{prefix}.o_proj"], bias=wiring.out_bias)
 
-    def __call__(self, x: Array, step: Step, cache: LayerCache) -> Array:
-        qkv = self._ops.linear(x, self._qkv)
-        q = self._ops.rope(qkv, step, cache, self._config.num_heads, self._config.rope_theta)
-        return self._ops.linear(self._ops.paged_attention(q, step, cache), self._out)
+    def __call__(self, ops: Backend, x: Array, step: Step, cache: LayerCache) -> Array:
+        qkv = ops.linear(x, self._qkv)
+        ops.tap("qkv", self._layer, qkv)
+        if self._norm is not None:
+            qkv = self._norm(ops, qkv)
+            ops.tap("head_norm", self._layer, qkv)
+        q = ops.rope(qkv, step, cache, self._num_heads, self._rotary)
+        ops.tap("rope_q", self._layer, q)
+        mixed = ops.paged_attention(q, step, cache, self._window)
+        ops.tap("attn_out", self._layer, mixed)
+        out = ops.linear(mixed, self._out)
+        ops.tap("o_proj", self._layer, out)
+        return out
 
 
 class GatedMlp:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, ops: Backend, weights: Weights, prefix: str) -> None:
-        self._ops = ops
-        self._gate_up = linear(ops, weights, [f"{prefix}.gate_proj", f"{prefix}.up_proj"])
-        self._down = linear(ops, weights, [f"{prefix}.down_proj"])
+    def __init__(self, ops: Backend, weights: Weights, wiring: Wiring, layer: int) -> None:
+        prefix, bias = f"model.layers.{layer}.mlp", wiring.mlp_bias
+        self._layer = layer
+        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        self._gate_up = linear(ops, weights, names, bias=bias)
+        self._down = linear(ops, weights, [f"{prefix}.down_proj"], bias=bias)
 
-    def __call__(self, x: Array) -> Array:
-        return self._ops.linear(self._ops.silu_mul(self._ops.linear(x, self._gate_up)), self._down)
+    def __call__(self, ops: Backend, x: Array) -> Array:
+        gate_up = ops.linear(x, self._gate_up)
+        ops.tap("gate_up", self._layer, gate_up)
+        inner = ops.silu_mul(gate_up)
+        ops.tap("mlp_act", self._layer, inner)
+        out = ops.linear(inner, self._down)
+        ops.tap("down", self._layer, out)
+        return out
 
 
 class DecoderLayer:
     """norm → attention → add → norm → MLP; the second addition is left to the next norm."""
 
     def __init__(
-        self, ops: Backend, weights: Weights, prefix: str, config: ModelConfig, *, qkv_bias: bool
+        self,
+        ops: Backend,
+        weights: Weights,
+        config: ModelConfig,
+        wiring: Wiring,
+        layer: int,
+        rotary: Rotary,
     ) -> None:
-        eps = config.rms_norm_eps
+        prefix, eps = f"model.layers.{layer}", config.rms_norm_eps
+        self._layer = layer
         self._norm_in = RmsNorm(ops, weights.read(f"{prefix}.input_layernorm.weight"), eps)
-        self._attention = Attention(ops, weights, f"{prefix}.self_attn", config, qkv_bias=qkv_bias)
+        self._attention = Attention(ops, weights, config, wiring, layer, rotary)
         self._norm_mlp = RmsNorm(
             ops, weights.read(f"{prefix}.post_attention_layernorm.weight"), eps
         )
-        self._mlp = GatedMlp(ops, weights, f"{prefix}.mlp")
+        self._mlp = GatedMlp(ops, weights, wiring, layer)
 
     def __call__(
-        self, x: Array, residual: Array | None, step: Step, cache: LayerCache
+        self, ops: Backend, x: Array, residual: Array | None, step: Step, cache: LayerCache
     ) -> tuple[Array, Array]:
         """Return (what is still to be added, residual)."""
         if residual is None:
-            normed, residual = self._norm_in(x), x
+            normed, residual = self._norm_in(ops, x), x
         else:
-            normed, residual = self._norm_in.add(x, residual)
-        normed, residual = self._norm_mlp.add(self._attention(normed, step, cache), residual)
-        return self._mlp(normed), residual
+            normed, residual = self._norm_in.add(ops, x, residual)
+        ops.tap("attn_norm", self._layer, normed)
+        mixed = self._attention(ops, normed, step, cache)
+        normed, residual = self._norm_mlp.add(ops, mixed, residual)
+        ops.tap("mlp_norm", self._layer, normed)
+        return self._mlp(ops, normed), residual

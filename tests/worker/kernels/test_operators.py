@@ -13,8 +13,18 @@ from worker.kernels.checks import Floats
 from worker.kernels.embedding import embedding_reference
 from worker.kernels.linear import linear_reference, pack_linear, pack_tied
 from worker.kernels.paged_attention import paged_attention_reference, plan_attention
-from worker.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from worker.kernels.rope import rope_reference, rotation, store_kv_reference
+from worker.kernels.rms_norm import (
+    add_rms_norm_reference,
+    head_norm_reference,
+    rms_norm_reference,
+)
+from worker.kernels.rope import (
+    pack_rotary,
+    rope_reference,
+    rope_shift_reference,
+    rotation,
+    store_kv_reference,
+)
 from worker.kernels.silu_mul import silu_mul_reference
 
 SHAPES = [(1, 8), (3, 32), (17, 48), (70, 130)]
@@ -83,10 +93,25 @@ def test_a_row_of_a_linear_does_not_see_its_place(inputs: int, outputs: int, pla
     assert np.array_equal(linear_reference(x, packed)[place], alone[0])
 
 
+@pytest.mark.parametrize(("num_heads", "kv_heads", "head_dim"), [(4, 2, 8), (3, 1, 6), (1, 1, 2)])
+def test_head_norm(num_heads: int, kv_heads: int, head_dim: int) -> None:
+    qkv = floats(5, (num_heads + 2 * kv_heads) * head_dim)
+    weights = floats(head_dim, seed=1), floats(head_dim, seed=2)
+    got = head_norm_reference(qkv, *weights, num_heads, 1e-5).reshape(5, -1, head_dim)
+    heads = qkv.reshape(5, -1, head_dim).astype(np.float64)
+    normed = heads / np.sqrt((heads**2).mean(2, keepdims=True) + 1e-5)
+    close(got[:, :num_heads], normed[:, :num_heads] * weights[0])
+    close(got[:, num_heads:-kv_heads], normed[:, num_heads:-kv_heads] * weights[1])
+    assert np.array_equal(got[:, -kv_heads:], heads[:, -kv_heads:])
+
+
+ROTARY = pack_rotary([10000 ** (-2 * i / 8) for i in range(4)])
+
+
 def test_rope_turns_pairs_of_halves() -> None:
     heads = floats(5, 3, 8)
     positions = ints(0, 1, 7, 100, 5000)
-    got = rope_reference(heads, rotation(positions, 8, 10000))
+    got = rope_reference(heads, rotation(positions, ROTARY))
     for t, position in enumerate(positions.tolist()):
         for i in range(4):
             angle = position * 10000 ** (-2 * i / 8)
@@ -95,6 +120,20 @@ def test_rope_turns_pairs_of_halves() -> None:
             np.testing.assert_allclose(got[t, :, i], expected.real, atol=2e-3)
             np.testing.assert_allclose(got[t, :, i + 4], expected.imag, atol=2e-3)
     assert np.array_equal(got[0], heads[0])
+    twice = rope_reference(heads, rotation(positions, ROTARY._replace(attention_factor=2.0)))
+    assert np.array_equal(twice, 2 * got)
+
+
+@pytest.mark.parametrize("delta", [-7, 0, 90])
+def test_rope_shift_is_rope_at_another_position(delta: int) -> None:
+    heads, rotary = floats(3, 2, 8), ROTARY._replace(attention_factor=1.25)
+    pages = floats(4, 1, 2, 8)
+    pages[[3, 0, 2]] = rope_reference(heads, rotation(ints(7, 20, 300), rotary))[:, None]
+    before = pages.copy()
+    rope_shift_reference(pages, ints(3, 0, 2), delta, rotary)
+    moved = rope_reference(heads, rotation(ints(7, 20, 300) + np.int32(delta), rotary))
+    np.testing.assert_allclose(pages[[3, 0, 2], 0], moved, atol=1e-4)
+    assert np.array_equal(pages[1], before[1])
 
 
 def test_store_kv_writes_its_cells_only() -> None:
@@ -105,23 +144,30 @@ def test_store_kv_writes_its_cells_only() -> None:
     assert np.count_nonzero(cache[0]) == np.count_nonzero(cache[1]) == 16
 
 
+@pytest.mark.parametrize("window", [0, 1, 8, 64, 65, 1000])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize(("num_heads", "kv_heads", "head_dim"), [(4, 2, 8), (7, 1, 16), (2, 2, 32)])
-def test_paged_attention(num_heads: int, kv_heads: int, head_dim: int) -> None:
+def test_paged_attention(
+    num_heads: int, kv_heads: int, head_dim: int, block_size: int, window: int
+) -> None:
     """Two prompts and three decoding sequences, over scattered blocks."""
     spans = [(0, 70), (129, 130), (3, 9), (63, 64), (64, 65)]
-    keys, values = (floats(60, 16, kv_heads, head_dim, seed=s) for s in (1, 2))
-    tables = np.random.default_rng(0).permutation(60)[:45].reshape(5, 9).astype(np.int32)
+    shape = (960 // block_size, block_size, kv_heads, head_dim)
+    keys, values = (floats(*shape, seed=s) for s in (1, 2))
+    order = np.random.default_rng(0).permutation(len(keys))
+    tables = order[: len(keys) * 3 // 4].reshape(5, -1).astype(np.int32)
     positions = np.concatenate([np.arange(a, b) for a, b in spans]).astype(np.int32)
     starts = np.cumsum([0] + [b - a for a, b in spans]).astype(np.int32)
     q = floats(len(positions), num_heads, head_dim, seed=3)
-    plan = plan_attention(starts, positions, tables, 16)
+    plan = plan_attention(starts, positions, tables, block_size, window)
     got = paged_attention_reference(q, plan, (keys, values))
     for b, (first, stop) in enumerate(spans):
         for t, position in enumerate(range(first, stop), start=int(starts[b])):
+            oldest = max(0, position + 1 - window) if window else 0
             for head in range(num_heads):
                 mine = head * kv_heads // num_heads
                 k, v = (
-                    pages[tables[b]].reshape(-1, kv_heads, head_dim)[: position + 1, mine]
+                    pages[tables[b]].reshape(-1, kv_heads, head_dim)[oldest : position + 1, mine]
                     for pages in (keys, values)
                 )
                 scores = k.astype(np.float64) @ q[t, head] / np.sqrt(head_dim)
@@ -148,8 +194,18 @@ REFUSED: dict[str, Callable[[], object]] = {
     "linear: weight has shape": lambda: pack_linear([floats(2, 7), floats(2, 8)]),
     "linear: bias has shape": lambda: pack_linear([floats(2, 7)], [floats(3)]),
     "rope: positions has dtype int64": lambda: rotation(
-        np.zeros(2, np.int64), 8, 1e4  # type: ignore[arg-type]
+        np.zeros(2, np.int64), ROTARY  # type: ignore[arg-type]
     ),
+    "head_norm: qkv has 12 columns": lambda: head_norm_reference(
+        floats(2, 12), floats(4), floats(4), 2, 1e-6
+    ),
+    "head_norm: k_weight has shape": lambda: head_norm_reference(
+        floats(2, 16), floats(4), floats(5), 2, 1e-6
+    ),
+    "rope_shift: cells outside 0..31": lambda: rope_shift_reference(
+        floats(2, 16, 2, 8), ints(32), 1, ROTARY
+    ),
+    "rope_shift: keys has shape": lambda: rope_shift_reference(CACHE[0], ints(0), 1, ROTARY),
     "store_kv: cells outside 0..31": lambda: store_kv_reference(
         floats(1, 2, 4), floats(1, 2, 4), ints(32), CACHE
     ),

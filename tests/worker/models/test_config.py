@@ -14,7 +14,7 @@ from worker.models.config import ModelConfig, read_config
 
 REQUIRED = [
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "max_position_embeddings", "rms_norm_eps",
 ]  # fmt: skip
 
 
@@ -27,7 +27,9 @@ def read(folder: Path, remove: str = "", **changes: Any) -> ModelConfig:
 def test_defaults(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert (config.head_dim, config.q_size, config.kv_size) == (8, 32, 16)
-    assert config.rope_theta == 10000.0 and config.dtype == "float32"
+    assert config.rope.inverse_frequencies == (1.0, 0.1, 0.01, 0.001)
+    assert config.rope == read(tmp_path, remove="rope_theta").rope
+    assert config.windows == (0, 0) and config.dtype == "float32"
     assert read(tmp_path, remove="num_key_value_heads").num_kv_heads == 4
     assert read(tmp_path, head_dim=32).q_size == 128
     assert read(tmp_path, head_dim=None).head_dim == 8
@@ -54,10 +56,12 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"use_sliding_window": True},
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        {"use_mrope": True},
+        {"partial_rotary_factor": 0.5},
+        {"num_experts": 8},
+        {"rope_theta": 1.0},
         {"rope_scaling": "linear"},
         {"hidden_act": "gelu"},
         {"quantization_config": {"quant_method": "gptq"}},
@@ -78,6 +82,67 @@ def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any]) 
         read(tmp_path, **change)
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "max_window_layers"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
+    ],
+)
+def test_what_is_asked_for_by_half_is_named(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ModelFolderError, match=f"config.json: field {field} is missing"):
+        read(tmp_path, **change)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "field"),
+    [
+        ({"type": "dynamic", "factor": 2.0}, "type"),
+        ({"rope_type": "longrope", "factor": 2.0}, "rope_type"),
+        ({"rope_type": ["yarn"]}, "rope_type"),
+        ({"type": "linear", "factor": 0}, "factor"),
+        ({"type": "linear", "factor": float("inf")}, "factor"),
+        ({"type": "default", "mrope_section": [1, 1, 2]}, "mrope_section"),
+        ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+        (
+            {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1,
+             "original_max_position_embeddings": 64}, "high_freq_factor",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rope_that_is_not_computed_is_named(
+    tmp_path: Path, scaling: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ModelFolderError, match=rf"config.json: rope_scaling\.{field} is"):
+        read(tmp_path, rope_scaling=scaling)
+
+
+def test_windows(tmp_path: Path) -> None:
+    old = {"use_sliding_window": True, "sliding_window": 8}
+    assert read(tmp_path, **old, max_window_layers=1).windows == (0, 8)
+    assert read(tmp_path, **old, max_window_layers=0).windows == (8, 8)
+    assert read(tmp_path, **old, max_window_layers=9).windows == (0, 0)
+    assert read(tmp_path, sliding_window=8, max_window_layers=0).windows == (0, 0)
+    kinds = ["sliding_attention", "full_attention"]
+    assert read(tmp_path, layer_types=kinds, sliding_window=8).windows == (8, 0)
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert read(tmp_path, **mistral, sliding_window=4).windows == (4, 4)
+    assert read(tmp_path, **mistral, sliding_window=None).windows == (0, 0)
+
+
+def test_yarn_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert read(tmp_path, rope_scaling=yarn).max_position_embeddings == 1024
+    assert read(tmp_path, rope_scaling=yarn | {"factor": 0.5}).max_position_embeddings == 256
+
+
 def test_no_file_and_no_json(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="config.json: cannot be read"):
         read_config(tmp_path)
@@ -91,10 +156,9 @@ def test_no_file_and_no_json(tmp_path: Path) -> None:
 
 def test_published_configs(reference_data: Path) -> None:
     folders = [p for p in (reference_data / "models").iterdir() if (p / "config.json").exists()]
-    configs = {}
-    for folder in folders:
-        if "Llama-3.2" not in folder.name:
-            configs[folder.name] = read_config(folder)
+    configs = {folder.name: read_config(folder) for folder in folders}
     assert configs["Qwen2.5-0.5B-Instruct"].num_kv_heads == 2
-    assert configs["DeepSeek-R1-Distill-Qwen-1.5B"].rope_theta == 10000.0
+    assert configs["DeepSeek-R1-Distill-Qwen-1.5B"].rope.inverse_frequencies[32] == 0.01
     assert configs["Qwen3-0.6B"].head_dim == 128
+    llama = configs["Llama-3.2-1B"].rope.inverse_frequencies
+    assert llama[0] == 1.0 and llama[-1] == pytest.approx(500000 ** (-62 / 64) / 32)

@@ -1,0 +1,96 @@
+"""Decoder: the skeleton of Llama and its kin, from token ids to logits.
+
+Knows the names of weights, which these families share. What differs is in `Wiring`; knows no array
+library and no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker.backends.base import Array, Backend, LayerCache, Step
+from worker.models.config import ModelConfig
+from worker.models.layers import DecoderLayer, RmsNorm, Weights, Wiring, linear
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+NO_LAYER = -1
+"""The layer of what stands before and after the layers."""
+
+
+class Decoder:
+    """Packed weights; token ids in, logits of the wanted rows out."""
+
+    def __init__(self, config: ModelConfig, wiring: Wiring, weights: Weights, ops: Backend) -> None:
+        self._ops = ops
+        self._embedding = ops.pack_vector(weights.read(EMBEDDING))
+        rope = config.rope
+        rotary = ops.pack_rotary(rope.inverse_frequencies, rope.attention_factor)
+        self._layers = [
+            DecoderLayer(ops, weights, config, wiring, layer, rotary)
+            for layer in range(config.num_layers)
+        ]
+        self._norm = RmsNorm(ops, weights.read("model.norm.weight"), config.rms_norm_eps)
+        if config.tie_word_embeddings:
+            self._head = ops.pack_tied(self._embedding)
+        else:
+            self._head = linear(ops, weights, ["lm_head"])
+
+    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Array:
+        """Compute the tokens of `step`, store their keys and values, return logits [R, V]."""
+        ops = self._ops
+        x, residual = ops.embedding(self._embedding, step.token_ids), None
+        ops.tap("embedding", NO_LAYER, x)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x, residual = layer(ops, x, residual, step, cache)
+        x = ops.take_rows(x, step.logit_rows)
+        residual = ops.take_rows(residual, step.logit_rows)
+        normed, _ = self._norm.add(ops, x, residual)
+        ops.tap("final_norm", NO_LAYER, normed)
+        logits = ops.linear(normed, self._head)
+        ops.tap("logits", NO_LAYER, logits)
+        return logits
+
+
+def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
+    """Return every tensor the folder must hold, by name."""
+    hidden = config.hidden_size
+    wanted: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        wanted[HEAD] = (config.vocab_size, hidden)
+    for i in range(config.num_layers):
+        wanted |= {f"model.layers.{i}.{k}": v for k, v in _layer_shapes(config, wiring).items()}
+    return wanted
+
+
+def may_ignore(config: ModelConfig) -> set[str]:
+    """Return tensors that some exporters write although they say nothing new."""
+    ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
+    return ignored | ({HEAD} if config.tie_word_embeddings else set())
+
+
+def _layer_shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    linears = {
+        "self_attn.q_proj": (config.q_size, hidden, wiring.qkv_bias),
+        "self_attn.k_proj": (config.kv_size, hidden, wiring.qkv_bias),
+        "self_attn.v_proj": (config.kv_size, hidden, wiring.qkv_bias),
+        "self_attn.o_proj": (hidden, config.q_size, wiring.out_bias),
+        "mlp.gate_proj": (inner, hidden, wiring.mlp_bias),
+        "mlp.up_proj": (inner, hidden, wiring.mlp_bias),
+        "mlp.down_proj": (hidden, inner, wiring.mlp_bias),
+    }
+    wanted: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, (outputs, inputs, bias) in linears.items():
+        wanted[f"{name}.weight"] = (outputs, inputs)
+        if bias:
+            wanted[f"{name}.bias"] = (outputs,)
+    if wiring.head_norm:
+        wanted |= {f"self_attn.{p}_norm.weight": (config.head_dim,) for p in ("q", "k")}
+    return wanted

@@ -1,0 +1,136 @@
+"""Rope: the frequencies of the rotary positions, for every `rope_type` that is computed.
+
+default: theta^(−2i/D). linear: those divided by `factor`. llama3: long waves divided, short ones
+kept, a ramp between (Llama 3.1). yarn: a ramp over the dimensions instead, and cos and sin scaled
+by an attention factor (Peng et al. 2023, "YaRN", sections 3.2 and 3.4). Formulas and defaults are
+those of `transformers` 5; knows both spellings, `rope_parameters` and `rope_scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from worker.models.fields import Fields
+
+DEFAULT_THETA = 10000.0
+KNOWN = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
+    "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One frequency per pair of a head, in radians per position, and a factor of cos and sin."""
+
+    inverse_frequencies: tuple[float, ...]
+    attention_factor: float = 1.0
+    max_positions: int = 0
+    """How far the scaling reaches; 0 when it says nothing."""
+
+
+def read_rope(config: Fields, head_dim: int) -> Rope:
+    """Take the rotary positions out of a config; raise ModelFolderError that names the field."""
+    scaling = config.inside("rope_parameters") or config.inside("rope_scaling")
+    theta = _theta(config, DEFAULT_THETA)
+    _refuse_partial(config)
+    if scaling is None:
+        return Rope(_plain(theta, head_dim))
+    theta = _theta(scaling, theta)
+    _refuse_partial(scaling)
+    for name in scaling.names() - KNOWN:
+        raise scaling.error(name, scaling.get(name), "absent")
+    field = "rope_type" if scaling.get("rope_type") is not None else "type"
+    kind = scaling.get(field) or "default"
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise scaling.error(field, kind, ", ".join(KINDS))
+    return KINDS[kind](scaling, _plain(theta, head_dim), theta, config)
+
+
+def _theta(place: Fields, default: float) -> float:
+    theta = place.number("rope_theta", default)
+    if theta <= 1:
+        raise place.error("rope_theta", theta, "a number above 1")
+    return theta
+
+
+def _refuse_partial(place: Fields) -> None:
+    if (part := place.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise place.error("partial_rotary_factor", part, "1.0")
+
+
+def _plain(theta: float, head_dim: int) -> tuple[float, ...]:
+    return tuple(1.0 / theta ** (i / head_dim) for i in range(0, head_dim, 2))
+
+
+def _default(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
+    return Rope(plain)
+
+
+def _linear(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
+    factor = scaling.number("factor")
+    return Rope(tuple(frequency / factor for frequency in plain))
+
+
+def _llama3(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
+    factor = scaling.number("factor")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    original = scaling.size("original_max_position_embeddings")
+    if high <= low:
+        raise scaling.error("high_freq_factor", high, f"more than low_freq_factor, {low}")
+
+    def scaled(frequency: float) -> float:
+        turns = original * frequency / (2 * math.pi)
+        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+        return (1 - kept) * frequency / factor + kept * frequency
+
+    return Rope(tuple(scaled(frequency) for frequency in plain))
+
+
+def _yarn(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
+    trained = config.size("max_position_embeddings")
+    original = scaling.size("original_max_position_embeddings", trained)
+    factor = scaling.number("factor", trained / original)
+    num_pairs = len(plain)
+
+    def dimension(turns: float) -> float:
+        """Return where a wave turns `turns` times over the original length."""
+        return num_pairs * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
+
+    first = dimension(scaling.number("beta_fast", 32.0))
+    last = dimension(scaling.number("beta_slow", 1.0))
+    if scaling.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    width = last - first or 0.001
+    ramp = [min(1.0, max(0.0, (i - first) / width)) for i in range(num_pairs)]
+    return Rope(
+        tuple(f / factor * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)),
+        _attention_factor(scaling, factor),
+        int(original * factor),
+    )
+
+
+def _attention_factor(scaling: Fields, factor: float) -> float:
+    if scaling.get("attention_factor") is not None:
+        return scaling.number("attention_factor")
+    # A zero says nothing here, as in the source.
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        own, all_dim = scaling.number("mscale"), scaling.number("mscale_all_dim")
+        return _mscale(factor, own) / _mscale(factor, all_dim)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+KINDS: dict[str, Callable[[Fields, tuple[float, ...], float, Fields], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
