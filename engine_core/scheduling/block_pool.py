@@ -1,25 +1,28 @@
-"""The BLOCK layout's ledger: which pages of `block_size` tokens are free, referenced, or kept idle.
+"""The BLOCK layout: pages of some tokens, shared by reference; which are free, held, or kept idle.
 
-`allocate` fails and never evicts: making room is the scheduler's explicit act. Knows no sequences
-and no tokens: why a page is worth keeping is the prefix cache's business.
+`allocate` fails and never evicts: making room is the scheduler's explicit act. Knows no tokens: why
+a page is worth keeping is the prefix cache's business.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-
-class OutOfBlocks(Exception):
-    """Fewer blocks are free than asked for; nothing was taken."""
+from engine_core.scheduling.kv_layout import Grant, OutOfBlocks, Unsupported
+from protos.worker import BlockCopy
 
 
 class BlockPool:
-    """Reference counts over `num_blocks` pages.
+    """Tables of pages, and a count of references to each page.
 
     A page without references is idle when its content is kept, else free; free + idle + referenced
-    are all pages.
+    are all pages. Only whole prefixes are shared, and only tails are taken away: a position never
+    moves to another place of its page.
     """
+
+    growth = 1
+    is_static = False
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -28,6 +31,9 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._is_kept = [False] * num_blocks
         self._idle: dict[int, None] = {}  # in order of the last use, the oldest first
+        self._tables: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._borrowers = set[int]()  # sequences whose last page is not theirs to write to
 
     @property
     def num_free(self) -> int:
@@ -39,47 +45,129 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that nobody holds: free ones, and idle ones that may be evicted."""
         return len(self._free) + len(self._idle)
 
-    def available_beside(self, block_ids: Iterable[int]) -> int:
-        """Return how many blocks would be available if `block_ids` were claimed."""
-        return self.num_available - sum(block_id in self._idle for block_id in block_ids)
-
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each referenced once; raise OutOfBlocks and take none."""
-        if count > len(self._free):
-            raise OutOfBlocks(f"{count} blocks asked, {len(self._free)} free of {self.num_blocks}")
-        taken = [self._free.pop() for _ in range(count)]
+    def fits(self, num_tokens: int, known: Collection[int] = ()) -> bool:
+        evictable = len(self._idle) - sum(block_id in self._idle for block_id in known)
+        return self.blocks_for(num_tokens) - len(known) <= len(self._free) + evictable
+
+    def table(self, seq_id: int) -> list[int]:
+        return self._tables[seq_id]
+
+    def holders(self) -> Iterable[int]:
+        return self._tables.keys()
+
+    def allocate(self, seq_id: int, num_tokens: int) -> Grant:
+        table = self._tables.get(seq_id, [])
+        if seq_id in self._borrowers and num_tokens > self._lengths[seq_id]:
+            return self._allocate_apart(seq_id, table, num_tokens)
+        new = self._take(-(-num_tokens // self.block_size) - len(table))
+        if not table:
+            self._tables[seq_id], self._lengths[seq_id] = table, 0
+        table += new
+        if num_tokens > self._lengths[seq_id]:
+            self._lengths[seq_id] = num_tokens
+        return Grant(new, ())
+
+    def _allocate_apart(self, seq_id: int, table: list[int], num_tokens: int) -> Grant:
+        """Allocate behind a last page that may be shared, and is then replaced by a copy."""
+        last, copies = table[-1], list[BlockCopy]()
+        count = self.blocks_for(num_tokens) - len(table)
+        if self._references[last] > 1 or self._is_kept[last]:
+            new = self._take(count + 1)
+            copies.append(BlockCopy(last, new[0]))
+            table.pop()
+            self._release([last])
+        else:
+            new = self._take(count)
+        table += new
+        self._lengths[seq_id] = num_tokens
+        self._borrowers.discard(seq_id)
+        return Grant(new, tuple(copies))
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        """Return `count` free blocks, each referenced once; raise OutOfBlocks and take none."""
+        free = self._free
+        if count > len(free):
+            raise OutOfBlocks(f"{count} blocks asked, {len(free)} free of {self.num_blocks}")
+        if count == 1:  # a row that decodes: most calls
+            self._references[free[-1]] = 1
+            return (free.pop(),)
+        taken = tuple([free.pop() for _ in range(count)])
         for block_id in taken:
             self._references[block_id] = 1
         return taken
 
-    def claim(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block; all must be referenced or idle."""
-        for block_id in block_ids:
-            if not self._references[block_id]:
-                assert block_id in self._idle, f"block {block_id} is free, cannot be shared"
-                del self._idle[block_id]
-            self._references[block_id] += 1
+    def free(self, seq_id: int) -> None:
+        del self._lengths[seq_id]
+        self._borrowers.discard(seq_id)
+        self._release(self._tables.pop(seq_id))
 
-    def free(self, block_ids: list[int]) -> None:
+    def _release(self, block_ids: list[int]) -> None:
         """Drop one reference from each block; without any it is free, or idle when kept.
 
         From the last to the first: the end of a prefix is worth less than its beginning.
         """
         for block_id in reversed(block_ids):
-            assert self._references[block_id] > 0, f"block {block_id} is freed twice"
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
                 if self._is_kept[block_id]:
                     self._idle[block_id] = None
                 else:
                     self._free.append(block_id)
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────
+
+    def seq_cp(self, source: int, target: int, start: int = 0, end: int | None = None) -> None:
+        if start:
+            raise Unsupported(f"BLOCK shares whole prefixes, not from position {start} on")
+        length = self._lengths[source]
+        end = length if end is None else min(end, length)
+        self.adopt(target, self._tables[source][: self.blocks_for(end)])
+        self._set_length(target, end)
+
+    def seq_rm(self, seq_id: int, start: int = 0, end: int | None = None) -> None:
+        length = self._lengths[seq_id]
+        if end is not None and end < length:
+            raise Unsupported(f"BLOCK removes tails, not {start}..{end} of {length} positions")
+        if start < length:
+            table, count = self._tables[seq_id], self.blocks_for(start)
+            self._release(table[count:])
+            del table[count:]
+            self._set_length(seq_id, start)
+
+    def _set_length(self, seq_id: int, length: int) -> None:
+        self._lengths[seq_id] = length
+        if length % self.block_size:
+            self._borrowers.add(seq_id)
+        else:
+            self._borrowers.discard(seq_id)
+
+    def seq_add(self, seq_id: int, start: int, end: int | None, delta: int) -> Grant:
+        raise Unsupported("BLOCK cannot move positions: a page holds fixed ones (kv_layout=slot)")
+
+    def seq_keep(self, seq_id: int) -> None:
+        for other in [one for one in self._tables if one != seq_id]:
+            self.free(other)
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        return self._lengths[seq_id] - 1
+
+    # ── pages worth keeping ──────────────────────────────────────────────────────────────────
+
+    def adopt(self, seq_id: int, block_ids: Sequence[int]) -> None:
+        """Let the new `seq_id` begin with these whole pages; all must be referenced or idle."""
+        assert seq_id not in self._tables, f"sequence {seq_id} has a table"
+        for block_id in block_ids:
+            if not self._references[block_id]:
+                assert block_id in self._idle, f"block {block_id} is free, cannot be shared"
+                del self._idle[block_id]
+            self._references[block_id] += 1
+        self._tables[seq_id] = list(block_ids)
+        self._lengths[seq_id] = len(block_ids) * self.block_size
 
     def keep(self, block_id: int) -> None:
         """From now on `block_id` idles when its last reference goes; it must be referenced."""
@@ -101,12 +189,17 @@ class BlockPool:
         """Return the blocks whose content is kept."""
         return {block_id for block_id, is_kept in enumerate(self._is_kept) if is_kept}
 
-    def check(self, owned: Counter[int]) -> list[str]:
-        """Return what is wrong: `owned` are the references that ought to exist."""
+    def check(self) -> list[str]:
+        owned = Counter(block_id for table in self._tables.values() for block_id in table)
         problems = [
             f"block {block_id} has {count} references, {owned[block_id]} owners"
             for block_id, count in enumerate(self._references)
             if count != owned[block_id]
+        ]
+        problems += [
+            f"sequence {seq_id} has {len(table)} blocks for {self._lengths[seq_id]} tokens"
+            for seq_id, table in self._tables.items()
+            if len(table) != self.blocks_for(self._lengths[seq_id])
         ]
         free = Counter(self._free)
         problems += [f"block {b} is free {n} times" for b, n in free.items() if n > 1]

@@ -1,12 +1,11 @@
-"""The audit of the books: every block has exactly its owners, every sequence its one place."""
+"""The audit of the books: every table has its one owner, every sequence its one place."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.kv_layout import KvLayout
 from engine_core.scheduling.sequence import Sequence, Status
 
 Sessions = dict[int, dict[int, Sequence]]
@@ -14,35 +13,39 @@ Sessions = dict[int, dict[int, Sequence]]
 
 
 class Leaving(NamedTuple):
-    """A row that is off the workers, and its blocks, of which plans have filled `num_planned`."""
+    """A row that is off the workers; plans have filled its table up to `num_planned` tokens."""
 
     sequence: Sequence
-    block_ids: list[int]
     num_planned: int
 
 
 Returning = dict[int, list[Leaving]]
-"""Blocks that a plan in flight still names, with their last owner, by the plan's step_id."""
+"""Rows whose table a plan in flight still names, by the plan's step_id."""
 
 
 def discrepancies(
-    pool: BlockPool,
+    layout: KvLayout,
+    residents: Iterable[int],
     sessions: Sessions,
     waiting: Iterable[Sequence],
     running: Iterable[Sequence],
     returning: Returning,
 ) -> list[str]:
-    """Return everything that is wrong, each with its culprit."""
+    """Return everything that is wrong, each with its culprit.
+
+    `residents` have a table though they are no sequence any more.
+    """
     leaving = [one for rows in returning.values() for one in rows]
     places = {
         Status.WAITING: {row.seq_id: row for row in waiting},
         Status.RUNNING: {row.seq_id: row for row in running},
-        Status.PREEMPTED: {row.seq_id: row for row, *_ in leaving},
+        Status.PREEMPTED: {row.seq_id: row for row, _ in leaving},
     }
     live = {row.seq_id: row for rows in sessions.values() for row in rows.values()}
-    owned = Counter(b for row in live.values() for b in row.block_ids)
-    owned.update(b for _, blocks, _ in leaving for b in blocks)
-    found = pool.check(owned)
+    expected = {*places[Status.RUNNING], *(row.seq_id for row, _ in leaving), *residents}
+    found = layout.check()
+    if strays := expected.symmetric_difference(layout.holders()):
+        found.append(f"sequences {sorted(strays)} have a table or should have one, not both")
     found += [why for row in live.values() for why in _misplaced(row, places)]
     found += [why for row in live.values() for why in _out_of_bounds(row)]
     for status in (Status.WAITING, Status.RUNNING):

@@ -5,8 +5,6 @@ Moves sequences through the roster; knows no results, events or messages but the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
 from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn
@@ -18,24 +16,14 @@ from engine_core.scheduling.policy import (
     may_share,
     must_wait_for_prompt,
 )
+from engine_core.scheduling.reuse import Known
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import start_row
 from engine_core.scheduling.sequence import Sequence, Status
-from protos.worker import BlockCopy, SequenceStep
+from protos.worker import SequenceStep
 
 DEFICIT_STEPS = 8
 """A tenant is owed, or owes, the tokens of so many full steps at most."""
-
-
-class Known(NamedTuple):
-    """The first `num_tokens` of a sequence need not be computed; `block_ids` hold whole blocks.
-
-    With a `source`, what is left of a block is copied from there.
-    """
-
-    block_ids: list[int]
-    num_tokens: int
-    source: Sequence | None = None
 
 
 class Planner:
@@ -43,7 +31,7 @@ class Planner:
 
     def __init__(self, roster: Roster, bounds: Bounds) -> None:
         self._roster = roster
-        self._pool = roster.pool
+        self._layout = roster.layout
         self._cache = roster.cache
         self._tally = roster.tally
         self._bounds = bounds
@@ -72,12 +60,12 @@ class Planner:
         Before anything is planned, because a victim may stand anywhere among the rows.
         """
         running = self._roster.running
-        while self._pool.num_available < len(running):
+        while self._layout.num_available < len(running):
             needed = sum(
                 row.num_planned >= row.capacity and row.num_expected < row.max_total
                 for row in running
             )
-            if needed <= self._pool.num_available or self._roster.is_returning:
+            if needed <= self._layout.num_available or self._roster.is_returning:
                 return  # blocks that come back with a plan in flight are worth a step's wait
             self._roster.preempt(choose_victim(running))
             draft.has_preempted = True
@@ -91,8 +79,8 @@ class Planner:
         victim: Sequence | None = None
         if len(running) >= self._bounds.max_num_seqs:
             victim = choose_seat(candidate, running, self._roster.seats)
-        elif self._missing(candidate, self._known(candidate)) > 0 and not self._roster.is_returning:
-            needed = self._pool.blocks_for(len(candidate.tokens) + 1)
+        elif not (self._fits(candidate, self._known(candidate)) or self._roster.is_returning):
+            needed = self._layout.blocks_for(self._most(candidate))
             victim = choose_blocks(candidate, running, needed)
         if victim is not None:
             self._roster.preempt(victim)
@@ -118,7 +106,7 @@ class Planner:
                 break
             if planned < sequence.capacity:
                 steps.append(sequence.decode_step)
-            elif self._pool.num_available:
+            elif self._layout.num_available:
                 steps.append(self._grow(sequence))
             else:
                 continue
@@ -130,11 +118,13 @@ class Planner:
         self._tally.num_decode_tokens += len(rows)
 
     def _grow(self, sequence: Sequence) -> SequenceStep:
-        self._cache.evict(1)
-        new = self._pool.allocate(1)
-        sequence.block_ids += new
-        sequence.capacity += self._pool.block_size
-        return SequenceStep(sequence.seq_id, 1, tuple(new))
+        """Return a step of one token in a new page: only what is new crosses the wire."""
+        layout = self._layout
+        if not layout.num_free:
+            self._cache.evict(1)
+        sequence.capacity += layout.block_size
+        new, _ = layout.allocate(sequence.seq_id, sequence.capacity)
+        return SequenceStep(sequence.seq_id, 1, new)
 
     # ── catching up ──────────────────────────────────────────────────────────────────────────
 
@@ -157,7 +147,7 @@ class Planner:
                 self._count_prefill(sequence, count)
                 continue
             known = self._known(sequence)
-            if may_join(sequence, self._roster.running) and self._missing(sequence, known) <= 0:
+            if may_join(sequence, self._roster.running) and self._fits(sequence, known):
                 self._start(sequence, known, draft, now)
             else:
                 may_start = False  # nobody overtakes the one whose turn it is
@@ -187,45 +177,51 @@ class Planner:
         if not most_blocks:
             return False
         held = blocks(running)[sequence.tenant]
-        return held > 0 and held + self._pool.blocks_for(len(sequence.tokens) + 1) > most_blocks
+        return held > 0 and held + self._layout.blocks_for(self._most(sequence)) > most_blocks
 
     def _known(self, sequence: Sequence) -> Known:
         """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""
-        size = self._pool.block_size
-        found = self._cache.find(sequence)
-        cached = Known(found, len(found) * size)
-        source = may_share(sequence)
+        cached = self._cache.find(sequence)
+        source = None if self._layout.is_static else may_share(sequence)
         if source is None:
             return cached
         shared = min(source.num_prompt, len(sequence.tokens) - 1)
         if shared <= cached.num_tokens:
             return cached
-        return Known(source.block_ids[: shared // size], shared, source)
+        whole = source.block_ids[: shared // self._layout.block_size]
+        return Known(shared, tuple(whole), source=source)
 
     def _would_repeat(self, sequence: Sequence) -> bool:
         """Return whether `sequence` would compute a block of its prompt that another choice is at.
 
         It waits for a step or two and shares it.
         """
-        if not must_wait_for_prompt(sequence):
+        if self._layout.is_static or not must_wait_for_prompt(sequence):
             return False
         known = self._known(sequence)
-        return sequence.num_prompt - 1 - known.num_tokens >= self._pool.block_size
+        return sequence.num_prompt - 1 - known.num_tokens >= self._layout.block_size
 
-    def _missing(self, sequence: Sequence, known: Known) -> int:
-        """Return how many blocks are lacking for all of `sequence` and one more token."""
-        needed = self._pool.blocks_for(len(sequence.tokens) + 1) - len(known.block_ids)
-        return needed - self._pool.available_beside(known.block_ids)
+    def _most(self, sequence: Sequence) -> int:
+        """Return for how many tokens there must be room before `sequence` may start."""
+        return sequence.max_total if self._layout.is_static else len(sequence.tokens) + 1
+
+    def _fits(self, sequence: Sequence, known: Known) -> bool:
+        return self._layout.fits(self._most(sequence), known.block_ids)
 
     def _start(self, sequence: Sequence, known: Known, draft: Draft, now: float) -> None:
-        """Start `sequence`: claim its known blocks first, so that none of them is evicted."""
-        self._pool.claim(known.block_ids)
-        missing = self._pool.blocks_for(len(sequence.tokens)) - len(known.block_ids)
-        self._cache.evict(missing)
-        new = self._pool.allocate(missing)
-        self._roster.start(sequence, known.block_ids + new, known.num_tokens)
-        if known.source is not None:
-            self._fork(sequence, known.source, draft)
+        """Start `sequence`: claim what is known first, so that none of it is evicted."""
+        layout, seq_id = self._layout, sequence.seq_id
+        if known.source is None:
+            self._cache.claim(sequence, known)
+        else:
+            layout.seq_cp(known.source.seq_id, seq_id, 0, known.num_tokens)
+        length = self._most(sequence) if layout.is_static else len(sequence.tokens)
+        self._cache.evict(layout.blocks_for(length) - len(known.block_ids))
+        _, copies = layout.allocate(seq_id, length)
+        self._roster.start(sequence, known.num_tokens)
+        if known.source is not None and copies:
+            draft.copies += copies
+            known.source.last_plan = draft.step_id  # which names its page
         if sequence.scheduled_at is None:
             self._note_cached(sequence, known)
             sequence.scheduled_at = now
@@ -243,11 +239,3 @@ class Planner:
         sequence.num_cached = min(known.num_tokens, sequence.num_prompt, *elders)
         if not elders:
             self._tally.looked_up(len(sequence.tokens), known.num_tokens)
-
-    def _fork(self, sequence: Sequence, source: Sequence, draft: Draft) -> None:
-        """Let the workers copy the page that `sequence` shares with `source` and will write to."""
-        place, is_partial = divmod(sequence.num_computed, self._pool.block_size)
-        if is_partial:
-            copy = BlockCopy(source.block_ids[place], sequence.block_ids[place])
-            draft.copies.append(copy)
-            source.last_plan = draft.step_id  # which names its page

@@ -14,6 +14,7 @@ from itertools import islice
 
 from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.request import Request
+from engine_core.scheduling.reuse import Known
 from engine_core.scheduling.sequence import NEVER, Sequence
 from protos.worker import ModelFacts
 
@@ -24,22 +25,17 @@ def model_key(facts: ModelFacts) -> bytes:
 
 
 class PrefixCache:
-    """Blocks by key. `model_key` says what makes two models' values differ; None turns it off."""
+    """Blocks by key. `model_key` says what makes two models' values differ."""
 
-    def __init__(self, pool: BlockPool, model_key: bytes | None) -> None:
+    def __init__(self, pool: BlockPool, model_key: bytes) -> None:
         self._pool = pool
         self._model_key = model_key
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
 
-    def find(self, sequence: Sequence) -> list[int]:
-        """Return the blocks of the longest known beginning of `sequence`, not yet claimed.
-
-        The last token is never among them: it must be computed to draw the next one.
-        """
-        if self._model_key is None:
-            return []
-        most = (len(sequence.tokens) - 1) // self._pool.block_size
+    def find(self, sequence: Sequence) -> Known:
+        size = self._pool.block_size
+        most = (len(sequence.tokens) - 1) // size
         self._extend(sequence, most)
         found = []
         for key in islice(sequence.block_keys, most):
@@ -47,18 +43,17 @@ class PrefixCache:
             if block_id is None:
                 break
             found.append(block_id)
-        return found
+        return Known(len(found) * size, tuple(found))
 
-    def watch(self, sequence: Sequence, num_blocks: int) -> None:
-        """From now on `enter` is due when `sequence` fills the block after its first `num_blocks`.
+    def claim(self, sequence: Sequence, known: Known) -> None:
+        self._pool.adopt(sequence.seq_id, known.block_ids)
 
-        Those came from here.
-        """
-        sequence.num_entered = num_blocks
-        if self._model_key is not None:
-            sequence.enter_at = (num_blocks + 1) * self._pool.block_size
+    def watch(self, sequence: Sequence, num_known: int) -> None:
+        """The whole blocks among the first `num_known` tokens came from here."""
+        sequence.num_entered = num_known // self._pool.block_size
+        sequence.enter_at = (sequence.num_entered + 1) * self._pool.block_size
 
-    def enter(self, sequence: Sequence, block_ids: list[int], num_computed: int) -> None:
+    def enter(self, sequence: Sequence, num_computed: int) -> None:
         """Enter the whole blocks among the first `num_computed` tokens that are not in yet.
 
         Tokens that `sequence` does not have (overshot behind its end) are no part of it.
@@ -69,6 +64,7 @@ class PrefixCache:
             return
         self._extend(sequence, count)
         blocks, keys = self._blocks, sequence.block_keys
+        block_ids = self._pool.table(sequence.seq_id)
         for index in range(sequence.num_entered, count):
             key = keys[index]
             if key not in blocks:  # the same tokens may be computed twice: the first stays
@@ -78,14 +74,18 @@ class PrefixCache:
         sequence.num_entered = count
         sequence.enter_at = (count + 1) * size
 
-    def distrust(self, sequence: Sequence, block_ids: Iterable[int]) -> None:
-        """The worker failed on `sequence`: nothing of it is found again, nothing is entered."""
+    def retire(self, sequence: Sequence, num_computed: int) -> None:
+        self.enter(sequence, num_computed)
+        self._pool.free(sequence.seq_id)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """All its blocks are forgotten, also those that came from here."""
         sequence.enter_at = NEVER
-        for block_id in block_ids:
-            self._forget(block_id)
+        if sequence.seq_id in self._pool.holders():
+            for block_id in self._pool.table(sequence.seq_id):
+                self._forget(block_id)
 
     def evict(self, num_free: int) -> None:
-        """Forget idle blocks, the oldest first, until `num_free` are free or none idles."""
         while self._pool.num_free < num_free and self._pool.num_idle:
             self._forget(self._pool.oldest_idle())
 
@@ -107,15 +107,17 @@ class PrefixCache:
             keys.append(key)
 
     def _root(self, request: Request) -> bytes:
-        assert self._model_key is not None
         digest = sha256()
         limits = request.limits
         for part in (self._model_key, limits.tenant.encode(), limits.cache_salt):
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.digest()
 
+    def holders(self) -> Iterable[int]:
+        return ()
+
     def check(self) -> list[str]:
-        """Return what is wrong: keys and blocks must mirror each other and the pool's marks."""
+        """Keys and blocks must mirror each other and the pool's marks."""
         problems = [
             f"block {b} is cached under a key of block {self._blocks.get(k)}"
             for b, k in self._keys.items()

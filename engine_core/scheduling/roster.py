@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.kv_layout import KvLayout
 from engine_core.scheduling.ledger import Leaving, Returning, Sessions, discrepancies
 from engine_core.scheduling.policy import Ordered, Queues
-from engine_core.scheduling.prefix_cache import PrefixCache
 from engine_core.scheduling.request import FinishReason, Problem
+from engine_core.scheduling.reuse import Reuse
 from engine_core.scheduling.rows import finished_row
 from engine_core.scheduling.sequence import FINISHED, Sequence, Status, TokenEvent
 from engine_core.scheduling.tally import Tally
@@ -29,8 +29,8 @@ def _take_one(counts: Counter[str], tenant: str) -> None:
 class Roster:
     """The live sequences of one replica. `applied` is the last step whose result is known."""
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
-        self.pool = pool
+    def __init__(self, layout: KvLayout, cache: Reuse) -> None:
+        self.layout = layout
         self.cache = cache
         self.tally = Tally()
         self.waiting = Queues()
@@ -48,7 +48,7 @@ class Roster:
 
     @property
     def num_waiting(self) -> int:
-        leaving = (row for rows in self._returning.values() for row, *_ in rows)
+        leaving = (row for rows in self._returning.values() for row, _ in rows)
         return len(self.waiting) + sum(row.status is Status.PREEMPTED for row in leaving)
 
     @property
@@ -73,16 +73,16 @@ class Roster:
         self.tenants[sequence.tenant] += 1
         self.waiting.add(sequence)
 
-    def start(self, sequence: Sequence, block_ids: list[int], num_computed: int) -> None:
-        """Let a waiting sequence run in `block_ids`; its first `num_computed` tokens are there."""
+    def start(self, sequence: Sequence, num_computed: int) -> None:
+        """Let a waiting sequence run in its table; its first `num_computed` tokens are there."""
         self.waiting.remove(sequence)
         sequence.move(Status.RUNNING)
         self.running.add(sequence)
         self.seats[sequence.tenant] += 1
-        sequence.block_ids = block_ids
-        sequence.capacity = len(block_ids) * self.pool.block_size
+        sequence.block_ids = self.layout.table(sequence.seq_id)
+        sequence.capacity = len(sequence.block_ids) * self.layout.block_size
         sequence.num_computed = sequence.num_planned = num_computed
-        self.cache.watch(sequence, num_computed // self.pool.block_size)
+        self.cache.watch(sequence, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence off the workers; it waits again when no plan names it."""
@@ -100,30 +100,23 @@ class Roster:
 
     def take_back(self, step_id: int) -> None:
         """No plan in flight names these rows any more: what they computed is kept or free."""
-        for sequence, block_ids, num_planned in self._returning.pop(step_id, ()):
-            self.cache.enter(sequence, block_ids, num_planned)
-            self.pool.free(block_ids)
+        for sequence, num_planned in self._returning.pop(step_id, ()):
+            self.cache.retire(sequence, num_planned)
             if sequence.status is Status.PREEMPTED:
                 self._requeue(sequence)
 
-    def distrust(self, sequence: Sequence) -> None:
-        """The worker failed on `sequence`: what its blocks hold is not to be found again."""
-        leaving = [one for rows in self._returning.values() for one in rows]
-        held = [b for row, block_ids, _ in leaving if row is sequence for b in block_ids]
-        self.cache.distrust(sequence, [*sequence.block_ids, *held])
-
     def _leave(self, sequence: Sequence) -> None:
-        """Take a row off the workers; its blocks return when no plan in flight names it."""
+        """Take a row off the workers; its table returns when no plan in flight names it."""
         self.running.remove(sequence)
         _take_one(self.seats, sequence.tenant)
         self._dropped.append(sequence.seq_id)
-        leaving = Leaving(sequence, sequence.block_ids, sequence.num_planned)
+        leaving = Leaving(sequence, sequence.num_planned)
         sequence.block_ids, sequence.capacity = [], 0
         sequence.num_planned = sequence.num_computed = 0
         if sequence.last_plan > self.applied:
             self._returning.setdefault(sequence.last_plan, []).append(leaving)
         else:
-            self.pool.free(leaving.block_ids)
+            self.cache.retire(*leaving)
 
     def _requeue(self, sequence: Sequence) -> None:
         """A preempted sequence waits again, to be computed anew with all it has put out."""
@@ -183,8 +176,9 @@ class Roster:
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         found = discrepancies(
-            self.pool, self._sessions, self.waiting, self.running, self._returning
-        )
+            self.layout, self.cache.holders(), self._sessions, self.waiting, self.running,
+            self._returning,
+        )  # fmt: skip
         if self.seats != (seats := Counter(row.tenant for row in self.running)):
             found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")
         if self.tenants != (tenants := Counter(row.tenant for row in self.live())):

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Flight
+from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit
 from engine_core.scheduling.planning import Planner
-from engine_core.scheduling.prefix_cache import PrefixCache
 from engine_core.scheduling.request import FinishReason, Problem, Refused
 from engine_core.scheduling.results import failures, is_plain, tokens_by_row, with_logprobs
 from engine_core.scheduling.roster import Roster
@@ -41,10 +40,11 @@ class Scheduler:
         max_model_len: int,
         bounds: Bounds,
         prefix_key: bytes | None,
+        layout: str = "block",
     ) -> None:
         """`prefix_key` names the model in the keys of the prefix cache; None = no such cache."""
-        self.pool = BlockPool(num_blocks, block_size)
-        self._roster = Roster(self.pool, PrefixCache(self.pool, prefix_key))
+        self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
+        self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
         self.max_model_len = min(max_model_len, num_blocks * block_size)
         self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size)
@@ -168,7 +168,7 @@ class Scheduler:
         for sequence, num_computed in flight.chunks:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed = num_computed
-                self._roster.cache.enter(sequence, sequence.block_ids, num_computed)
+                self._roster.cache.enter(sequence, num_computed)
         self._append(rows, now)
         events = self.take_events()
         if result.logprobs:
@@ -187,7 +187,7 @@ class Scheduler:
             if status is running:
                 sequence.num_computed = length
                 if length >= sequence.enter_at:
-                    enter_prefix(sequence, sequence.block_ids, length)
+                    enter_prefix(sequence, length)
             elif status is not preempted:
                 continue  # ended while the plan was under way: overshot, dropped
             tokens.append(token_id)
@@ -215,7 +215,7 @@ class Scheduler:
         for sequence in [*flight.rows, *(row for row, _ in flight.chunks)]:
             if sequence.seq_id not in wrong:
                 continue
-            self._roster.distrust(sequence)
+            self._roster.cache.distrust(sequence)
             if sequence.status in (Status.RUNNING, Status.PREEMPTED):
                 reason = FinishReason.ERROR
                 problem = Problem("Internal", wrong[sequence.seq_id], code="sequence_fault")
