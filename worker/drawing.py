@@ -27,6 +27,7 @@ class Outcome:
     row: Row
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[wire.Logprobs] = field(default_factory=list)
+    bulks: list[wire.Bulk] = field(default_factory=list)
     fault: str = ""
     is_open: bool = True
     """False when the logits that are left follow a token which did not come true."""
@@ -41,6 +42,8 @@ class Outcome:
         self.token_ids.append(drawn.token_id)
         if drawn.logprobs is not None:
             self.logprobs.append(drawn.logprobs)
+        if drawn.trace:
+            self.bulks.append(wire.Bulk(self.row.seq_id, trace=drawn.trace))
 
 
 class Drawing:
@@ -98,4 +101,5 @@ class Drawing:
             token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
             logprobs=tuple([row for one in good for row in one.logprobs]),
             faults=(*faults, *failed),
+            bulks=tuple([bulk for one in good for bulk in one.bulks]),
         )

@@ -9,7 +9,7 @@ in any batch, after any preemption and on any replica. Integers modulo 2^64 thro
     uniform = ((bits >> 11) + 0.5) / 2^53                        exact in float64, inside (0, 1)
     noise   = −ln(−ln(uniform))                                  float64
 
-mix is the finaliser of SplitMix64. Every step up to `uniform` is exact on any machine; the two
+The coin of a place is the uniform of token_id −1, which no token has. mix is the finaliser of SplitMix64. Every step up to `uniform` is exact on any machine; the two
 logarithms are within 1 ulp of each other everywhere.
 """
 
@@ -43,6 +43,11 @@ def uniforms(key: int, token_ids: Ids) -> Doubles:
     bits ^= bits >> np.uint64(31)
     exact: Doubles = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return exact
+
+
+def coin(key: int) -> float:
+    """Return a number inside (0, 1) that belongs to no token, of the stream `key`."""
+    return float(uniforms(key, np.array([-1]))[0])
 
 
 def gumbel(key: int, token_ids: Ids) -> Doubles:

@@ -8,37 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from protos import common_pb2
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Ints
-from worker.sampling_stages import History, Recipe, Stage, chain
-
-
-class Draw:
-    """How a sequence's tokens are drawn, decoded once from its SamplingParams."""
-
-    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
-        params = _decode(start.sampling)
-        stop_token_ids = tuple(i for i in start.stop_token_ids if i < vocab_size)
-        recipe = Recipe(params, start.min_tokens, stop_token_ids)
-        for bias in params.logit_bias:
-            if bias.token_id >= vocab_size:
-                raise RowError(f"logit_bias for token {bias.token_id}, vocabulary is {vocab_size}")
-        self.seed = params.seed
-        self.choice = start.choice
-        self.logprobs = start.logprobs
-        self.is_greedy = params.HasField("temperature") and params.temperature == 0
-        self.stages: tuple[Stage, ...] = chain(recipe)
-
-
-def _decode(sampling: bytes) -> common_pb2.SamplingParams:
-    try:
-        return common_pb2.SamplingParams.FromString(sampling)
-    except DecodeError as error:
-        raise RowError(f"sampling parameters cannot be decoded: {error}") from error
+from worker.sampling.candidates import History
+from worker.sampling.draw import Draw
 
 
 class Column:

@@ -1,4 +1,4 @@
-"""Sampler: raw logits and rows → the next token of each row, and its logprobs.
+"""Sampler: raw logits and rows → the next token of each row, its logprobs and its trace.
 
 A row's draw depends on its own logits, history, seed and output index alone. Greedy rows without a
 chain share one argmax; all others are drawn one by one.
@@ -16,7 +16,12 @@ from worker.errors import RowError
 from worker.kernels.checks import Floats
 from worker.noise import Doubles, gumbel, stream
 from worker.rows import Row
-from worker.sampling_stages import Candidates
+from worker.sampling.candidates import Candidates, History
+from worker.sampling.draw import Draw
+from worker.sampling.trace import Trace
+
+FORBIDDING = ("min_tokens", "allowed_token_ids", "bad_words")
+"""Stages after which nothing may be left."""
 
 
 class Drawn(NamedTuple):
@@ -26,6 +31,7 @@ class Drawn(NamedTuple):
     token_id: int = -1
     logprobs: wire.Logprobs | None = None
     fault: str = ""
+    trace: bytes = b""
 
 
 class Sampler:
@@ -36,41 +42,51 @@ class Sampler:
 
     def sample(self, logits: Floats, rows: Sequence[Row]) -> list[Drawn]:
         """Draw one token per row; logits: float32 [len(rows), V], not changed."""
-        likeliest = logits.argmax(axis=1)
-        finite = np.all(np.isfinite(logits), axis=1).tolist()
-        return [
-            self._guarded(logits[i], rows[i], int(likeliest[i]), finite[i])
-            for i in range(len(rows))
-        ]
+        likeliest = logits.argmax(axis=1).tolist()
+        return [self._guarded(logits[i], rows[i], likeliest[i]) for i in range(len(rows))]
 
-    def _guarded(self, logits: Floats, row: Row, likeliest: int, finite: bool) -> Drawn:
+    def _guarded(self, logits: Floats, row: Row, likeliest: int) -> Drawn:
         """Draw for one row; whatever goes wrong stays with it."""
-        if not finite:
+        if not np.isfinite(logits[likeliest]):  # of NaN among others, argmax finds the NaN
             return Drawn(row, fault="the model's logits are not finite")
         try:
-            plain = row.draw.is_greedy and not row.draw.stages
-            token_id = likeliest if plain else self._draw(logits, row)
-            return Drawn(row, token_id, _logprobs(logits, row, token_id))
+            if row.draw.is_greedy and not row.draw.stages and not row.draw.is_traced:
+                return Drawn(row, likeliest, _logprobs(logits, row, likeliest))
+            trace = Trace() if row.draw.is_traced else None
+            token_id = self._draw(logits, row, trace)
+            told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
+            return Drawn(row, token_id, _logprobs(logits, row, token_id), trace=told)
+        except RowError as error:
+            return Drawn(row, fault=str(error))
         except Exception as error:
             return Drawn(row, fault=f"sampling failed: {error!r}")
 
-    def _draw(self, logits: Floats, row: Row) -> int:
-        left = self.survivors(logits, row)
+    def _draw(self, logits: Floats, row: Row, trace: Trace | None) -> int:
+        draw, history = row.draw, row.history
+        key = stream(draw.seed, draw.choice, row.num_output_tokens)
+        left = self.survivors(logits, draw, history._replace(key=key), trace)
         keys = left.logits
-        if not row.draw.is_greedy:
-            key = stream(row.draw.seed, row.draw.choice, row.num_output_tokens)
+        if not draw.is_greedy:
             keys = np.add(keys, gumbel(key, left.ids))
-        best = int(keys.argmax())
-        if left.logits[best] == -np.inf:
-            raise RowError("every token is forbidden")
-        return int(left.ids[best])
+        return int(left.ids[int(keys.argmax())])
 
-    def survivors(self, logits: Floats, row: Row) -> Candidates:
-        """Return what the row's chain leaves of float32 [V] logits."""
-        left = Candidates(self._ids, logits.astype(np.float64))
-        history = row.history
-        for stage in row.draw.stages:
+    def survivors(
+        self, logits: Floats, draw: Draw, history: History, trace: Trace | None = None
+    ) -> Candidates:
+        """Return what the chain leaves of float32 [V] logits; RowError when that is nothing."""
+        ids = self._ids
+        if draw.shortlist is not None:
+            ids = draw.shortlist.ids(logits, float(logits.max()))
+            logits = logits[ids]
+        left = Candidates(ids, logits.astype(np.float64))
+        if trace is not None:
+            trace.note("logits", left)
+        for name, stage in draw.stages:
             left = stage(left, history)
+            if name in FORBIDDING and left.logits.max() == -np.inf:
+                raise RowError(f"every token is forbidden, the last ones by {name}")
+            if trace is not None:
+                trace.note(name, left)
         return left
 
 

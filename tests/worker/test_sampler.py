@@ -30,127 +30,6 @@ from worker.sampling_stages import (
     TopP,
 )
 
-LATER = {"typical_p"}
-"""Stages of the reference files that do not exist yet."""
-LATER_LLAMA = {"temp_ext", "xtc", "typical", "dry", "top_n_sigma"}
-NO_HISTORY = History(np.zeros(0, np.int32), np.zeros(0, np.int32))
-
-
-def stage(op: dict[str, Any]) -> Any:
-    """Return the stage of one reference operation; an unknown name is an error."""
-    value = op["value"]
-    table: dict[str, Any] = {
-        "temperature": lambda: Temperature(value),
-        "top_k": lambda: TopK(value),
-        "top_p": lambda: TopP(value),
-        "min_p": lambda: MinP(value),
-        "repetition_penalty": lambda: RepetitionPenalty(value),
-        "presence_penalty": lambda: CountPenalties(value, 0),
-        "frequency_penalty": lambda: CountPenalties(0, value),
-        "logit_bias": lambda: LogitBias([int(i) for i in value], list(value.values())),
-    }
-    return table[op["op"]]()
-
-
-def probabilities(candidates: Candidates) -> Doubles:
-    weights = np.exp(candidates.logits - candidates.logits.max())
-    normalised: Doubles = weights / weights.sum()
-    return normalised
-
-
-def run_chain(case: dict[str, Any]) -> Candidates:
-    logits = np.array(case["logits"], np.float32).astype(np.float64)
-    left = Candidates(np.arange(len(logits)), logits)
-    history = History(
-        np.array(case["prompt_ids"], np.int32), np.array(case["output_ids"], np.int32)
-    )
-    for op in case["ops"]:
-        left = stage(op)(left, history)
-    return left
-
-
-def test_reference_chains(reference_data: Path) -> None:
-    cases = json.loads((reference_data / "sampling" / "chains.json").read_text())
-    ours = [case for case in cases if not LATER & {op["op"] for op in case["ops"]}]
-    assert len(ours) >= 60
-    for case in ours:
-        left = run_chain(case)
-        kept = probabilities(left)
-        got = {str(i): p for i, p in zip(left.ids, kept, strict=True) if p > 0}
-        assert got.keys() == case["probs"].keys(), case["id"]
-        assert len(got) == case["n_kept"], case["id"]
-        for token_id, probability in case["probs"].items():
-            assert got[token_id] == pytest.approx(probability, rel=2e-5, abs=1e-12), case["id"]
-        assert left.ids[left.logits.argmax()] == case["argmax"], case["id"]
-
-
-def test_the_order_of_the_table_is_that_of_vllm(reference_data: Path) -> None:
-    names = {
-        Temperature: "temperature", MinP: "min_p", TopK: "top_k", TopP: "top_p",
-        RepetitionPenalty: "repetition_penalty", LogitBias: "logit_bias",
-    }  # fmt: skip
-    order = [names[cls] for cls in STAGES if cls in names]
-    cases = json.loads((reference_data / "sampling" / "chains.json").read_text())
-    theirs = [case["ops"] for case in cases if case["orders"] == ["vllm"]]
-    assert len(theirs) >= 4
-    for ops in theirs:
-        chain = [op["op"] for op in ops if op["op"] in order]
-        assert chain == sorted(chain, key=order.index)
-
-
-def llama_stage(name: str, params: dict[str, Any]) -> Any:
-    if name == "temp":
-        return Temperature(params["temp"])
-    if name == "top_k":
-        return TopK(params["k"])
-    if name == "top_p":
-        return TopP(params["p"])
-    if name == "min_p":
-        return MinP(params["p"]) if params["p"] else lambda left, history: left
-    raise AssertionError(f"unknown sampler {name}")
-
-
-def test_llama_cpp_single(reference_data: Path) -> None:
-    cases = json.loads((reference_data / "sampling" / "llamacpp.json").read_text())["single"]
-    seen = 0
-    for case in cases:
-        if case["sampler"] in LATER_LLAMA:
-            continue
-        seen += 1
-        left = Candidates(np.arange(len(case["probs"])), np.log(np.array(case["probs"])))
-        if case["sampler"] == "penalties":  # theirs count prompt and output alike
-            last, params = np.array(case["last_tokens"], np.int32), case["params"]
-            history = History(last[:0], last)
-            left = RepetitionPenalty(params["repeat"])(left, history)
-            left = CountPenalties(params["presence"], params["frequency"])(left, history)
-        else:
-            left = llama_stage(case["sampler"], case["params"])(left, NO_HISTORY)
-        got = probabilities(left)
-        if case["sampler"] in ("top_k", "top_p"):
-            got = np.sort(got)[::-1]
-        np.testing.assert_allclose(np.sort(got), np.sort(case["expected_probs"]), atol=1e-5)
-    assert seen == 13
-
-
-def test_llama_cpp_queue(reference_data: Path) -> None:
-    cases = json.loads((reference_data / "sampling" / "llamacpp.json").read_text())["queue"]
-    assert cases
-    for case in cases:
-        with np.errstate(divide="ignore"):
-            logits = np.log(np.arange(case["n_vocab"], dtype=np.float64))
-        stages = {
-            "k": TopK(case["top_k"]),
-            "p": TopP(case["top_p"]),
-            "m": MinP(case["min_p"]),
-        }
-        left = Candidates(np.arange(case["n_vocab"]), logits)
-        for letter in case["samplers"]:
-            if letter == "p" and case["top_p"] == 1:
-                continue  # idle: it would not be created
-            left = stages[letter](left, NO_HISTORY)
-        first = case["expected_first_id"]
-        assert left.ids.tolist() == list(range(first, case["n_vocab"])), case
-        assert len(left.ids) == case["expected_size"]
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────
@@ -167,32 +46,6 @@ def some_logits(num_rows: int, vocab_size: int = 24, seed: int = 0) -> Floats:
     rng = np.random.default_rng(seed)
     logits: Floats = (2 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
     return logits
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": 1.0},
-        {"temperature": 0.6, "top_k": 8, "top_p": 0.9},
-        {"temperature": 1.3, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5},
-    ],
-)
-def test_draws_follow_the_chain(params: dict[str, Any]) -> None:
-    """Chi-square of 4000 seeds against the probabilities that the chain leaves."""
-    sampler, logits = Sampler(24), some_logits(1)
-    left = sampler.survivors(logits[0], row(**params))
-    expected = np.zeros(24)
-    expected[left.ids] = 4000 * probabilities(left)
-    counts = np.zeros(24)
-    for seed in range(4000):
-        counts[sampler.sample(logits, [row(**params, seed=seed)])[0].token_id] += 1
-    assert counts[expected == 0].sum() == 0
-    big = expected >= 5
-    rare = expected[~big].sum()
-    terms = ((counts[big] - expected[big]) ** 2 / expected[big]).sum()
-    terms += (counts[~big].sum() - rare) ** 2 / rare if rare >= 5 else 0
-    freedom = int(big.sum())
-    assert terms < freedom + 4 * math.sqrt(2 * freedom) + 4
 
 
 def test_a_seed_gives_the_same_token_alone_and_in_any_batch() -> None:
@@ -261,17 +114,6 @@ def test_zero_alternatives_still_tell_the_chosen_token() -> None:
     drawn = Sampler(24).sample(some_logits(1), [row(logprobs=0)])[0]
     assert drawn.logprobs is not None and drawn.logprobs.token_ids == (drawn.token_id,)
     assert Sampler(24).sample(some_logits(1), [row()])[0].logprobs is None
-
-
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
-def test_top_p_beyond_its_head_is_the_same_set(p: float) -> None:
-    """A flat vocabulary needs more than the first look among the likeliest."""
-    logits = some_logits(1, 5000, seed=4)[0].astype(np.float64) * 0.1
-    left = TopP(p)(Candidates(np.arange(5000), logits), NO_HISTORY)
-    falling = np.argsort(-logits, kind="stable")
-    mass = np.cumsum(np.exp(logits[falling])) / np.exp(logits).sum()
-    count = int(np.searchsorted(mass, p)) + 1
-    assert left.ids.tolist() == sorted(falling[:count].tolist())
 
 
 def test_neutral_parameters_need_no_stage() -> None:

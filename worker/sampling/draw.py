@@ -1,0 +1,50 @@
+"""Draw: how one sequence's tokens are drawn, decoded once from its SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from protos import common_pb2
+from protos import worker as wire
+from worker.errors import RowError
+from worker.sampling.candidates import Recipe, column
+from worker.sampling.chain import chain
+from worker.sampling.shortlist import Shortlist
+
+
+class Draw:
+    """The chain of a sequence and what its noise is made of. Holds nothing of its history."""
+
+    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
+        params = _decode(start.sampling)
+        _check_ids(params, vocab_size)
+        stop_token_ids = tuple(i for i in start.stop_token_ids if i < vocab_size)
+        recipe = Recipe(params, start.min_tokens, stop_token_ids)
+        self.seed = params.seed
+        self.choice = start.choice
+        self.logprobs = start.logprobs
+        self.is_greedy = params.HasField("temperature") and params.temperature == 0
+        self.is_traced = params.return_sampler_trace
+        self.stages = chain(recipe, self.is_greedy)
+        self.shortlist = None if self.is_traced else Shortlist.create(self.stages)
+
+
+def _decode(sampling: bytes) -> common_pb2.SamplingParams:
+    try:
+        return common_pb2.SamplingParams.FromString(sampling)
+    except DecodeError as error:
+        raise RowError(f"sampling parameters cannot be decoded: {error}") from error
+
+
+def _check_ids(params: common_pb2.SamplingParams, vocab_size: int) -> None:
+    """Raise RowError when a field names a token that the model does not have."""
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": (bias.token_id for bias in params.logit_bias),
+        "allowed_token_ids": column(params.allowed_token_ids).tolist(),
+        "bad_words": (i for word in params.bad_words for i in column(word).tolist()),
+    }
+    for name, token_ids in named.items():
+        if (highest := max(token_ids, default=-1)) >= vocab_size:
+            raise RowError(f"{name} for token {highest}, vocabulary is {vocab_size}")
