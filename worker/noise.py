@@ -9,8 +9,9 @@ in any batch, after any preemption and on any replica. Integers modulo 2^64 thro
     uniform = ((bits >> 11) + 0.5) / 2^53                        exact in float64, inside (0, 1)
     noise   = −ln(−ln(uniform))                                  float64
 
-The coin of a place is the uniform of token_id −1, which no token has. mix is the finaliser of SplitMix64. Every step up to `uniform` is exact on any machine; the two
-logarithms are within 1 ulp of each other everywhere.
+The coin of a place is the uniform of token_id −1, which no token has. mix is the finaliser of
+SplitMix64. Every step up to `uniform` is exact on any machine; the two logarithms are within 1 ulp
+of each other everywhere.
 """
 
 from __future__ import annotations

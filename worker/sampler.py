@@ -62,13 +62,17 @@ class Sampler:
             return Drawn(row, fault=f"sampling failed: {error!r}")
 
     def _draw(self, logits: Floats, row: Row, trace: Trace | None) -> int:
-        draw, history = row.draw, row.history
-        key = stream(draw.seed, draw.choice, row.num_output_tokens)
-        left = self.survivors(logits, draw, history._replace(key=key), trace)
+        key = self.key(row)
+        left = self.survivors(logits, row.draw, row.history._replace(key=key), trace)
         keys = left.logits
-        if not draw.is_greedy:
+        if not row.draw.is_greedy:
             keys = np.add(keys, gumbel(key, left.ids))
         return int(left.ids[int(keys.argmax())])
+
+    @staticmethod
+    def key(row: Row) -> int:
+        """Return the key of the noise of the row's next token."""
+        return stream(row.draw.seed, row.draw.choice, row.num_output_tokens)
 
     def survivors(
         self, logits: Floats, draw: Draw, history: History, trace: Trace | None = None

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from protos import common_pb2
-from tests.worker.plans import sampling, start
-from worker.kernels.checks import Floats
-from worker.noise import Doubles
-from worker.rows import Row
+from tests.worker.sampling.rows import row, some_logits
 from worker.sampler import Sampler
-from worker.sampling_stages import (
-    STAGES,
-    Candidates,
-    CountPenalties,
-    History,
-    LogitBias,
-    MinP,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-)
-
-
-
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def row(prompt: Sequence[int] = (1, 2, 3), vocab_size: int = 24, **fields: Any) -> Row:
-    known = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-    params = {k: v for k, v in fields.items() if k in known}
-    rest = {k: v for k, v in fields.items() if k not in params}
-    return Row(start(1, prompt, (), sampling=sampling(**params), **rest), vocab_size)
-
-
-def some_logits(num_rows: int, vocab_size: int = 24, seed: int = 0) -> Floats:
-    rng = np.random.default_rng(seed)
-    logits: Floats = (2 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
-    return logits
 
 
 def test_a_seed_gives_the_same_token_alone_and_in_any_batch() -> None:

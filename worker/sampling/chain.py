@@ -33,7 +33,6 @@ GREEDY = ("logit_bias", "allowed_token_ids", "bad_words", "penalties", "dry")
 """What acts at temperature 0: the likeliest token is taken after masks and penalties."""
 
 
-
 def chain(recipe: Recipe, greedy: bool = False) -> tuple[tuple[str, Stage], ...]:
     """Return the stages that `recipe` needs with their names, in order.
 

@@ -59,7 +59,7 @@ def _distinct(*parts: Ints) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """"Don't repeat yourself", by p-e-w, with the rules of llama.cpp's implementation.
+    """ "Don't repeat yourself", by p-e-w, with the rules of llama.cpp's implementation.
 
     A token that would make the end of the text repeat what stands earlier, over n tokens before
     it, loses multiplier · base^(n − allowed_length) where n ≥ allowed_length. The repetition is

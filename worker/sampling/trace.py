@@ -1,8 +1,8 @@
 """Trace: the survivors after each stage of one draw, as JSON.
 
 {"index": output index, "token_id": drawn, "stages": [{"stage": name, "count": survivors,
-"top": [[token_id, probability], …]}, …]}; the first stage is "logits", before the chain; `top` holds
-the likeliest of what is left, of which the probabilities are.
+"top": [[token_id, probability], …]}, …]}; the first stage is "logits", before the chain; `top`
+holds the likeliest of what is left, and their probabilities among it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Trace:
         likely = np.flatnonzero(weights >= lowest)
         likely = likely[np.argsort(-weights[likely], kind="stable")][:count]
         masses = (weights[likely] / weights.sum()).tolist()
-        top = [[i, float(f"{p:.6g}")] for i, p in zip(left.ids[likely].tolist(), masses, strict=True)]
+        top = [
+            [i, float(f"{p:.6g}")] for i, p in zip(left.ids[likely].tolist(), masses, strict=True)
+        ]
         self._stages.append({"stage": stage, "count": len(weights), "top": top})
 
     def to_json(self, index: int, token_id: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class TopK:
         return left.keep(left.logits >= lowest)
 
 
-def low_bound(logits: Doubles, k: int) -> float:
+def low_bound(logits: np.ndarray[Any, np.dtype[np.floating[Any]]], k: int) -> float:
     """Return a number that at least k of the logits reach: the k-th highest of group maxima."""
     num_groups = len(logits) // GROUP
     if num_groups < k:
@@ -140,7 +141,7 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """"Exclude top choices", by p-e-w, with the rules of llama.cpp's implementation.
+    """ "Exclude top choices", by p-e-w, with the rules of llama.cpp's implementation.
 
     With `probability`, of all tokens at least as likely as `threshold` only the least likely stays.
     The coin is a function of the token's place, like all noise.

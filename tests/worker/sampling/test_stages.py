@@ -1,0 +1,221 @@
+"""Stages one by one where no reference reaches: masks, DRY at length, XTC's coin, odd orders."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos.limits import STAGES as NAMES
+from tests.worker.plans import columns
+from tests.worker.sampling.rows import row, some_logits
+from worker.errors import RowError
+from worker.rows import Row
+from worker.sampler import Sampler
+from worker.sampling.candidates import Candidates, History
+from worker.sampling.chain import STAGES
+from worker.sampling.repetition import Dry
+from worker.sampling.truncation import TopP, TypicalP
+
+NO_HISTORY = History(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+
+def left(row: Row, seed: int = 0, vocab_size: int = 24) -> Candidates:
+    logits = some_logits(1, vocab_size, seed)[0]
+    return Sampler(vocab_size).survivors(logits, row.draw, row.history).possible()
+
+
+def test_the_doors_and_the_worker_know_the_same_stages_in_the_same_order() -> None:
+    assert list(STAGES) == list(NAMES)
+
+
+@pytest.mark.parametrize("samplers", [["top_k", "nucleus"], ["top_k", "min_p", "top_k"]])
+def test_a_chain_that_is_none_is_refused(samplers: list[str]) -> None:
+    with pytest.raises(RowError, match="samplers"):
+        row(samplers=samplers)
+
+
+def test_a_stage_that_is_not_named_does_not_act() -> None:
+    given: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "min_p": 0.5}
+    assert [name for name, _ in row(**given, samplers=["top_k"]).draw.stages] == ["top_k"]
+    assert len(row(**given).draw.stages) == 3
+
+
+def test_the_order_is_the_requests() -> None:
+    given: dict[str, Any] = {"temperature": 2.0, "top_p": 0.6}
+    first, second = (
+        left(row(**given, samplers=order))
+        for order in (["temperature", "top_p"], ["top_p", "temperature"])
+    )
+    assert len(first.ids) > len(second.ids)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["penalties", "top_k", "logit_bias"])])
+def test_stages_by_id_work_on_what_is_left(order: tuple[str, ...]) -> None:
+    """A penalty or bias after a truncation still finds its token, or does not miss it."""
+    logits = np.array([5, 4, 3, 2, 1, 0], np.float32)
+    bias = [{"token_id": 0, "bias": -1.5}, {"token_id": 5, "bias": 9.0}]
+    one = row(
+        (1,), 6, temperature=1.0, top_k=2, repetition_penalty=2.0, logit_bias=bias, samplers=order
+    )
+    got = Sampler(6).survivors(logits, one.draw, one.history)
+    by_hand = dict(enumerate(logits.tolist()))
+    for name in order:
+        if name == "penalties":
+            by_hand |= {i: v / 2 for i, v in by_hand.items() if i == 1}
+        elif name == "logit_bias":
+            by_hand = {i: v + {0: -1.5, 5: 9.0}.get(i, 0) for i, v in by_hand.items()}
+        else:
+            kept = sorted(by_hand, key=lambda i: -by_hand[i])[:2]
+            by_hand = {i: by_hand[i] for i in sorted(kept)}
+    assert dict(zip(got.ids.tolist(), got.logits.tolist(), strict=True)) == by_hand
+
+
+# ── masks ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_allowed_ids_survive() -> None:
+    assert left(row(allowed_token_ids=columns([7, 3, 3]), temperature=1.0)).ids.tolist() == [3, 7]
+    with pytest.raises(RowError, match="vocabulary is 24"):
+        row(allowed_token_ids=columns([24]))
+
+
+def test_a_bad_word_is_broken_at_its_last_token() -> None:
+    words = [columns([5]), columns([8, 9]), columns([8, 9, 10])]
+
+    def forbidden(prompt: list[int], *output: int) -> set[int]:
+        known = (*prompt, *output)
+        one = row(known, bad_words=words, temperature=1.0, num_prompt_tokens=len(prompt))
+        return set(range(24)) - set(left(one).ids.tolist())
+
+    assert forbidden([1]) == {5}
+    assert forbidden([1], 8) == {5, 9}
+    assert forbidden([1], 8, 9) == {5, 10}
+    assert forbidden([1, 8]) == {5}, "the prompt is not the output"
+    assert forbidden([1], 9, 8) == {5, 9}
+
+
+def test_greedy_minds_masks_and_penalties_and_nothing_else() -> None:
+    logits = np.array([[0, 9, 8, 7, 6]], np.float32)
+
+    def drawn(**fields: Any) -> int:
+        one = row((0, 1), 5, temperature=0.0, num_prompt_tokens=1, **fields)
+        return Sampler(5).sample(logits, [one])[0].token_id
+
+    assert drawn() == 1
+    assert drawn(bad_words=[columns([1])]) == 2
+    assert drawn(allowed_token_ids=columns([3, 4])) == 3
+    assert drawn(frequency_penalty=1.5) == 2
+    assert drawn(xtc={"probability": 1.0, "threshold": 0.0}) == 1
+
+
+def test_masks_that_leave_nothing_are_a_fault_that_names_the_stage() -> None:
+    logits = some_logits(2, 4)
+    bad = row((1,), 4, allowed_token_ids=columns([2]), bad_words=[columns([2])])
+    drawn = Sampler(4).sample(logits, [bad, row((1,), 4)])
+    assert drawn[0].fault == "every token is forbidden, the last ones by bad_words"
+    assert drawn[1].fault == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 1e-12, "min_p": 1.0, "top_p": 0.0, "typical_p": 0.0},
+        {"temperature": 2.0, "dynamic_temperature": {"range": 2.0, "exponent": 10.0}},
+        {"top_n_sigma": 1e-9, "xtc": {"probability": 1.0, "threshold": 0.0}},
+        {"min_tokens": 9, "stop_token_ids": tuple(range(23)), "typical_p": 0.5, "top_n_sigma": 1.0},
+        {"allowed_token_ids": columns([4]), "dynamic_temperature": {"range": 1.0, "exponent": 1.0}},
+    ],
+)
+def test_at_the_edge_of_the_bounds_one_token_is_left(fields: dict[str, Any]) -> None:
+    drawn = Sampler(24).sample(some_logits(1), [row(**{"temperature": 1.0} | fields)])[0]
+    assert drawn.fault == "" and 0 <= drawn.token_id < 24
+
+
+# ── DRY and XTC ──────────────────────────────────────────────────────────────────────────────
+
+
+def naive_dry(tokens: list[int], base: float, allowed: int) -> dict[int, float]:
+    """Every earlier place, every length: the definition without breakers."""
+    longest: dict[int, int] = {}
+    for place in range(1, len(tokens)):
+        length = 0
+        while length < place and tokens[place - 1 - length] == tokens[-1 - length]:
+            length += 1
+        if length >= allowed:
+            longest[tokens[place]] = max(length, longest.get(tokens[place], 0))
+    return {token_id: base ** (length - allowed) for token_id, length in longest.items()}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_dry_is_its_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 3, rng.integers(1, 60)).tolist()
+    stage = Dry(1.0, 1.5, 2, None, ())
+    history = History(np.array(tokens[:5], np.int32), np.array(tokens[5:], np.int32))
+    got = stage(Candidates(np.arange(3), np.zeros(3)), history).logits
+    wanted = naive_dry(tokens, 1.5, 2)
+    np.testing.assert_allclose(-got, [wanted.get(i, 0) for i in range(3)], rtol=1e-12)
+
+
+def test_dry_of_one_endless_repetition_stays_finite() -> None:
+    history = History(np.full(5000, 7, np.int32), np.zeros(0, np.int32))
+    got = Dry(100.0, 1.75, 2, None, ())(Candidates(np.arange(9), np.zeros(9)), history).logits
+    assert np.isfinite(got).all() and got[7] < -1e30
+
+
+def test_xtc_acts_as_often_as_asked_and_on_the_same_tokens_again() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    xtc = {"probability": 0.3, "threshold": 0.1}
+
+    def counts(seed: int) -> int:
+        one = row((1,), 4, temperature=1.0, xtc=xtc, seed=seed)
+        history = one.history._replace(key=Sampler.key(one))
+        return len(Sampler(4).survivors(logits[0], one.draw, history).ids)
+
+    seen = [counts(seed) for seed in range(2000)]
+    assert set(seen) == {2, 4}
+    assert abs(seen.count(2) - 600) < 4 * (2000 * 0.3 * 0.7) ** 0.5
+    assert seen[:50] == [counts(seed) for seed in range(50)]
+
+
+# ── large vocabularies ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+def test_a_mass_beyond_the_first_look_is_the_same_set(p: float) -> None:
+    """A flat vocabulary needs more than the first look among the likeliest."""
+    logits = some_logits(1, 5000, seed=4)[0].astype(np.float64) * 0.1
+    shares = np.exp(logits) / np.exp(logits).sum()
+    surprise = np.abs(-np.log(shares) + (shares * np.log(shares)).sum())
+    for stage, keys in ((TopP(p), -logits), (TypicalP(p), surprise)):
+        order = np.argsort(keys, kind="stable")
+        count = int(np.searchsorted(np.cumsum(shares[order]), p)) + 1
+        got = stage(Candidates(np.arange(5000), logits), NO_HISTORY)
+        assert got.ids.tolist() == sorted(order[:count].tolist())
+
+
+CHAINS: list[dict[str, Any]] = [
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 1.7, "top_k": 900},
+    {"temperature": 0.3, "min_p": 0.01, "top_p": 0.99},
+    {"top_k": 1, "samplers": ["top_k"]},
+    {"top_k": 50, "min_p": 0.3, "temperature": 2.0, "samplers": ["top_k", "min_p", "temperature"]},
+]
+
+
+@pytest.mark.parametrize("fields", CHAINS)
+def test_a_shortlist_changes_no_bit(fields: dict[str, Any]) -> None:
+    sampler = Sampler(20_000)
+    for seed in range(5):
+        logits = some_logits(1, 20_000, seed)[0]
+        logits[::3] = np.round(logits[::3], 1)  # many that are equal
+        one = row(vocab_size=20_000, **{"temperature": 1.0} | fields)
+        assert one.draw.shortlist is not None
+        quick = sampler.survivors(logits, one.draw, one.history)
+        one.draw.shortlist = None
+        slow = sampler.survivors(logits, one.draw, one.history)
+        assert np.array_equal(quick.ids, slow.ids) and np.array_equal(quick.logits, slow.logits)
