@@ -26,6 +26,11 @@ class Work(NamedTuple):
         start = self.row.num_computed
         return max(0, start + self.num_tokens - max(start, self.row.logits_from))
 
+    @property
+    def num_states(self) -> int:
+        """How many of these tokens, the last ones, want their final state."""
+        return 0 if self.row.pool is None else self.row.pool.num_states(self.num_tokens)
+
 
 class Batch(NamedTuple):
     """T tokens of B sequences, one sequence after the other; all arrays int32."""
@@ -42,6 +47,8 @@ class Batch(NamedTuple):
     """[B, most blocks of any]; unused entries are block 0."""
     logit_rows: Ints
     """[R]: which of the T tokens want logits."""
+    state_rows: Ints
+    """[S]: which of the T tokens want their state after the final norm."""
     block_size: int
     """Cells of a block."""
 
@@ -67,6 +74,7 @@ def gather(work: Sequence[Work], block_size: int) -> Batch:
         query_starts=starts,
         block_tables=tables,
         logit_rows=_tails(starts[1:], [item.num_logits for item in work]),
+        state_rows=_tails(starts[1:], [item.num_states for item in work]),
         block_size=block_size,
     )
 

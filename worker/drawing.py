@@ -1,4 +1,5 @@
 """Drawing: what one step's logits become, row by row: a token, several with guesses, or a fault.
+Rows that are pooled draw nothing: the end of their prompt brings an embedding.
 
 A row with k guesses has computed k + 1 positions. The target's token is drawn at each in turn, from
 a history that ends with the token drawn before, with the noise of its own output index: what would
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 from protos import worker as wire
 from worker.batch import Work
+from worker.errors import RowError
 from worker.kernels.checks import Floats
 from worker.rows import Row
 from worker.sampler import Drawn, Sampler
@@ -53,6 +55,8 @@ class Drawing:
         self._sampler = sampler
         self.outcomes: dict[int, Outcome] = {}
         """By seq_id, in the order of the plan."""
+        self._bulks: list[wire.Bulk] = []
+        self._faults: list[wire.SequenceFault] = []
 
     def take(self, work: Sequence[Work], logits: Floats) -> None:
         """Draw from float32 logits [R, V]: the last `num_logits` positions of each of `work`.
@@ -71,6 +75,21 @@ class Drawing:
                 for outcome, places in turn
                 if outcome.is_open and len(places) > 1
             ]
+
+    def pool(self, work: Sequence[Work], states: Floats) -> None:
+        """Enter float32 states [S, H]: the last `num_states` positions of each of `work`."""
+        stop = 0
+        for item in work:
+            start, stop = stop, stop + item.num_states
+            if item.row.pool is None:
+                continue
+            try:
+                bulk = item.row.pool.take(item.num_tokens, states[start:stop])
+            except RowError as error:
+                self._faults.append(wire.SequenceFault(item.row.seq_id, str(error)))
+                continue
+            if bulk is not None:
+                self._bulks.append(bulk)
 
     def _turns(self, work: Sequence[Work]) -> list[tuple[Outcome, range]]:
         """Return the rows that draw and the places of their logits, the first one's first."""
@@ -100,6 +119,6 @@ class Drawing:
             counts=tuple([len(one.token_ids) for one in good]),
             token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
             logprobs=tuple([row for one in good for row in one.logprobs]),
-            faults=(*faults, *failed),
-            bulks=tuple([bulk for one in good for bulk in one.bulks]),
+            faults=(*faults, *failed, *self._faults),
+            bulks=(*self._bulks, *[bulk for one in good for bulk in one.bulks]),
         )

@@ -15,12 +15,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from protos import worker as wire
-from worker.backends.base import Array, LayerCache, Step
+from worker.backends.base import LayerCache, Step
 from worker.batch import Batch, Work, gather
 from worker.drawing import Drawing
 from worker.errors import RowError
-from worker.kernels.checks import Floats
 from worker.kv_cache import KvCache
+from worker.models.decoder import Outputs
 from worker.rows import Row, Rows
 from worker.sampler import Sampler
 from worker.ubatches import PassLimits, ubatches
@@ -31,7 +31,7 @@ Entry = wire.SequenceStart | wire.SequenceStep
 class Model(Protocol):
     """A family of `worker/models`."""
 
-    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Array: ...
+    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs: ...
 
 
 class Device(Protocol):
@@ -87,9 +87,10 @@ class ModelRunner:
         forward_s = sample_s = 0.0
         for work in ubatches(admitted.work, self._limits):
             begin = clock()
-            logits = self._forward(work)
+            outputs = self._forward(work)
             middle = clock()
-            drawing.take(work, logits)
+            drawing.take(work, outputs.logits)
+            drawing.pool(work, outputs.states)
             for item in work:
                 item.row.num_computed += item.num_tokens
             forward_s, sample_s = forward_s + middle - begin, sample_s + clock() - middle
@@ -118,9 +119,8 @@ class ModelRunner:
             return self._rows.start(entry)
         return self._rows.step(entry)
 
-    def _forward(self, work: Sequence[Work]) -> Floats:
-        """Return float32 logits [positions that want them, V]."""
+    def _forward(self, work: Sequence[Work]) -> Outputs:
+        """Return float32 logits [positions that want them, V] and states [likewise, H]."""
         with np.errstate(all="ignore"):  # what is not finite shows in the logits of its own row
             step = self._device.begin(gather(work, self._cache.block_size))
-            logits: Floats = self._model.forward(step, self._cache.layers)
-        return logits
+            return self._model.forward(step, self._cache.layers)

@@ -12,6 +12,7 @@ import numpy as np
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Ints
+from worker.pooling import Pool
 from worker.sampling.candidates import History
 from worker.sampling.draw import Draw
 
@@ -67,11 +68,17 @@ class Row:
         self.num_prompt_tokens = start.num_prompt_tokens
         self.num_computed = start.num_computed
         self.draw = Draw(start, vocab_size)
+        self.pool = Pool(start) if start.pooling else None
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._tokens = Column(known.astype(np.int32))
         self._num_guesses = 0
-        self.logits_from = len(known) - 1
+        self.logits_from = 0
         """Logits are wanted at all positions of this step from here on."""
+        self._want_logits()
+
+    def _want_logits(self) -> None:
+        """At the last known token; at none when the row is pooled."""
+        self.logits_from = self.num_tokens - (self.pool is None)
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +123,7 @@ class Row:
     def settle(self) -> None:
         """The step is over: go back behind guesses that did not come true."""
         self._num_guesses = 0
-        self.logits_from = self.num_tokens - 1
+        self._want_logits()
         self.num_computed = min(self.num_computed, self.logits_from)
 
     def extend(self, block_ids: Sequence[int]) -> None:

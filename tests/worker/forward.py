@@ -39,10 +39,11 @@ class Feeder:
         batch = Batch(
             *(np.array(column, np.int32) for column in (ids, positions, cells, starts, tables)),
             logit_rows=np.arange(len(ids), dtype=np.int32),
+            state_rows=np.array([], np.int32),
             block_size=size,
         )
         step = self._loaded.backend.begin(batch)
-        logits = self._loaded.model.forward(step, self._cache.layers)
+        logits = self._loaded.model.forward(step, self._cache.layers).logits
         parts = np.split(logits, starts[1:-1])
         return dict(zip(pieces, parts, strict=True))
 

@@ -23,7 +23,8 @@ LayerCache = Any
 Step = Any
 """The inputs of one step on the device, and whatever the backend derives from them.
 
-A model reads `token_ids`, int32 [T], and `logit_rows`, int32 [R]: which of the T want logits.
+A model reads `token_ids`, int32 [T], `logit_rows`, int32 [R]: which of the T want logits, and
+`state_rows`, int32 [S]: which of them want their state after the final norm.
 """
 
 

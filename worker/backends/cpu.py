@@ -47,6 +47,7 @@ class CpuStep:
 
     token_ids: Ints
     logit_rows: Ints
+    state_rows: Ints
     batch: Batch
     plans: dict[int, AttentionPlan] = field(default_factory=dict)
     """By window."""
@@ -76,7 +77,7 @@ class CpuBackend:
 
     def begin(self, batch: Batch) -> CpuStep:
         """Return `batch` with room for what the layers of the step will share."""
-        return CpuStep(batch.token_ids, batch.logit_rows, batch)
+        return CpuStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
 
     def pack_vector(self, weight: Floats) -> Floats:
         return np.ascontiguousarray(weight)

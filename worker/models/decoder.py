@@ -7,6 +7,7 @@ library and no file format.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from worker.backends.base import Array, Backend, LayerCache, Step
 from worker.models.config import ModelConfig
@@ -18,8 +19,15 @@ NO_LAYER = -1
 """The layer of what stands before and after the layers."""
 
 
+class Outputs(NamedTuple):
+    """What a pass gives: logits [R, V] of the rows that want them, states [S, H] likewise."""
+
+    logits: Array
+    states: Array
+
+
 class Decoder:
-    """Packed weights; token ids in, logits of the wanted rows out."""
+    """Packed weights; token ids in, logits and final states of the wanted rows out."""
 
     def __init__(self, config: ModelConfig, wiring: Wiring, weights: Weights, ops: Backend) -> None:
         self._ops = ops
@@ -36,20 +44,21 @@ class Decoder:
         else:
             self._head = linear(ops, weights, ["lm_head"])
 
-    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Array:
-        """Compute the tokens of `step`, store their keys and values, return logits [R, V]."""
+    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs:
+        """Compute the tokens of `step` and store their keys and values."""
         ops = self._ops
         x, residual = ops.embedding(self._embedding, step.token_ids), None
         ops.tap("embedding", NO_LAYER, x)
         for layer, cache in zip(self._layers, caches, strict=True):
             x, residual = layer(ops, x, residual, step, cache)
-        x = ops.take_rows(x, step.logit_rows)
-        residual = ops.take_rows(residual, step.logit_rows)
-        normed, _ = self._norm.add(ops, x, residual)
-        ops.tap("final_norm", NO_LAYER, normed)
-        logits = ops.linear(normed, self._head)
+        logits = ops.linear(self._final(ops, x, residual, step.logit_rows), self._head)
         ops.tap("logits", NO_LAYER, logits)
-        return logits
+        return Outputs(logits, self._final(ops, x, residual, step.state_rows))
+
+    def _final(self, ops: Backend, x: Array, residual: Array, rows: Array) -> Array:
+        normed, _ = self._norm.add(ops, ops.take_rows(x, rows), ops.take_rows(residual, rows))
+        ops.tap("final_norm", NO_LAYER, normed)
+        return normed
 
 
 def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
