@@ -9,20 +9,22 @@ from protos.worker import BlockCopy, ExecutePlan, SequenceStart, SequenceStep
 
 
 class Flight(NamedTuple):
-    """A plan on its way: `rows` bring one token each, in the order the worker reports them."""
+    """A plan on its way: `rows` bring a token each, in the order the worker reports them."""
 
     step_id: int
     rows: list[Sequence]
     chunks: list[tuple[Sequence, int]]
     """Rows that end before their last known token, with `num_computed` after the step."""
+    guesses: dict[int, int]
+    """How many guesses a row is to verify, by seq_id: so many tokens more it may bring."""
 
 
 class Draft:
     """The rows of step `step_id` so far and the tokens that may still be added."""
 
     __slots__ = (
-        "budget", "chunks", "copies", "has_preempted", "prefills", "start_rows", "starts",
-        "step_id", "step_rows", "steps",
+        "budget", "chunks", "copies", "due", "guesses", "has_preempted", "prefills", "start_rows",
+        "starts", "step_id", "step_rows", "steps",
     )  # fmt: skip
 
     def __init__(self, step_id: int, budget: int) -> None:
@@ -33,6 +35,8 @@ class Draft:
         self.steps: list[SequenceStep] = []
         self.step_rows: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
+        self.due: list[tuple[Sequence, tuple[int, ...]]] = []
+        self.guesses: dict[int, int] = {}
         self.copies: list[BlockCopy] = []
         self.prefills: list[Sequence] = []
         self.has_preempted = False
@@ -68,4 +72,4 @@ class Draft:
         )
 
     def flight(self) -> Flight:
-        return Flight(self.step_id, self.start_rows + self.step_rows, self.chunks)
+        return Flight(self.step_id, self.start_rows + self.step_rows, self.chunks, self.guesses)

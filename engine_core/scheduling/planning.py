@@ -20,6 +20,7 @@ from engine_core.scheduling.reuse import Known
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import start_row
 from engine_core.scheduling.sequence import Sequence, Status
+from engine_core.scheduling.speculation import Proposer, Speculation
 from protos.worker import SequenceStep
 
 DEFICIT_STEPS = 8
@@ -29,13 +30,16 @@ DEFICIT_STEPS = 8
 class Planner:
     """Fills drafts from one roster, within `bounds`."""
 
-    def __init__(self, roster: Roster, bounds: Bounds) -> None:
+    def __init__(self, roster: Roster, bounds: Bounds, propose: Proposer | None) -> None:
         self._roster = roster
         self._layout = roster.layout
         self._cache = roster.cache
         self._tally = roster.tally
         self._bounds = bounds
         self._deficits = Deficits(DEFICIT_STEPS * bounds.max_num_batched_tokens)
+        self._speculation: Speculation | None = None
+        if propose is not None:
+            self._speculation = Speculation(propose, roster, self._deficits)
 
     def plan(self, step_id: int, now: float) -> Draft:
         """Return what step `step_id` computes; empty when there is nothing to do."""
@@ -44,11 +48,16 @@ class Planner:
         self._preempt_for_memory(draft)
         if len(tenants) > 1 and not draft.has_preempted:
             self._preempt_for_fairness(now)
-        self._plan_decodes(draft)
+        if self._speculation is None:
+            self._plan_decodes(draft)
+        else:
+            self._speculation.reserve(draft)
         if len(tenants) > 1:
             for tenant, count in self._roster.seats.items():
                 self._deficits.charge(tenant, count)  # a seat is worth a token a step
         self._catch_up(draft, now)
+        if self._speculation is not None:
+            self._speculation.plan(draft)
         self._deficits.share_out(tenants)
         return draft
 
@@ -62,7 +71,8 @@ class Planner:
         running = self._roster.running
         while self._layout.num_available < len(running):
             needed = sum(
-                row.num_planned >= row.capacity and row.num_expected < row.max_total
+                row.num_planned - row.num_guesses >= row.capacity
+                and row.num_expected < row.max_total
                 for row in running
             )
             if needed <= self._layout.num_available or self._roster.is_returning:
@@ -118,13 +128,7 @@ class Planner:
         self._tally.num_decode_tokens += len(rows)
 
     def _grow(self, sequence: Sequence) -> SequenceStep:
-        """Return a step of one token in a new page: only what is new crosses the wire."""
-        layout = self._layout
-        if not layout.num_free:
-            self._cache.evict(1)
-        sequence.capacity += layout.block_size
-        new, _ = layout.allocate(sequence.seq_id, sequence.capacity)
-        return SequenceStep(sequence.seq_id, 1, new)
+        return SequenceStep(sequence.seq_id, 1, self._roster.grow(sequence, 1))
 
     # ── catching up ──────────────────────────────────────────────────────────────────────────
 

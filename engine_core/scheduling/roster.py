@@ -84,6 +84,14 @@ class Roster:
         sequence.num_computed = sequence.num_planned = num_computed
         self.cache.watch(sequence, num_computed)
 
+    def grow(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Give a running sequence `count` more blocks, which must be available; return them."""
+        layout = self.layout
+        if layout.num_free < count:
+            self.cache.evict(count)
+        sequence.capacity += count * layout.block_size
+        return layout.allocate(sequence.seq_id, sequence.capacity).block_ids
+
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence off the workers; it waits again when no plan names it."""
         sequence.move(Status.PREEMPTED)
@@ -110,9 +118,9 @@ class Roster:
         self.running.remove(sequence)
         _take_one(self.seats, sequence.tenant)
         self._dropped.append(sequence.seq_id)
-        leaving = Leaving(sequence, sequence.num_planned)
+        leaving = Leaving(sequence, sequence.num_planned - sequence.num_guesses)
         sequence.block_ids, sequence.capacity = [], 0
-        sequence.num_planned = sequence.num_computed = 0
+        sequence.num_planned = sequence.num_computed = sequence.num_guesses = 0
         if sequence.last_plan > self.applied:
             self._returning.setdefault(sequence.last_plan, []).append(leaving)
         else:

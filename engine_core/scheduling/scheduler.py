@@ -3,7 +3,8 @@
 There are no phases: every sequence has tokens that are known and tokens that are computed, and a
 step lets it catch up. Decoding is being one token behind. `schedule` may run for step N+1 before
 the result of N is applied; it then counts on one token of each row that reaches its end, and what
-a finished sequence still gets is dropped. Pure: no clock, no I/O; `now` is an argument.
+a finished sequence still gets is dropped. With a proposer a step may bring a row several tokens.
+Pure: no clock, no I/O; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import FinishReason, Problem, Refused
-from engine_core.scheduling.results import failures, is_plain, tokens_by_row, with_logprobs
+from engine_core.scheduling.results import (
+    failures,
+    is_plain,
+    joined,
+    tokens_by_row,
+    with_logprobs,
+)
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
 from engine_core.scheduling.sequence import Sequence, Status, TokenEvent
+from engine_core.scheduling.speculation import Proposer, roll_back
 from protos.worker import Add, ExecutePlan, Finished, StepResult
 
 
@@ -41,15 +49,19 @@ class Scheduler:
         bounds: Bounds,
         prefix_key: bytes | None,
         layout: str = "block",
+        propose: Proposer | None = None,
     ) -> None:
-        """`prefix_key` names the model in the keys of the prefix cache; None = no such cache."""
+        """`prefix_key` names the model in the keys of the prefix cache; None = no such cache.
+
+        `propose` guesses what rows say next (`speculation.py`); None = one token a step.
+        """
         self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
         self.max_model_len = min(max_model_len, num_blocks * block_size)
         self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size)
         self._bounds = bounds
-        self._planner = Planner(self._roster, bounds)
+        self._planner = Planner(self._roster, bounds, propose)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
         self._next_step_id = 1
@@ -171,6 +183,9 @@ class Scheduler:
                 self._roster.cache.enter(sequence, num_computed)
         self._append(rows, now)
         events = self.take_events()
+        if flight.guesses:
+            self._roll_back(flight)
+            events = joined(events)
         if result.logprobs:
             events = with_logprobs(events, flight, result.logprobs)
         self._roster.take_back(flight.step_id)
@@ -200,6 +215,11 @@ class Scheduler:
             offset = length - sequence.num_prompt
             publish(TokenEvent(sequence.session, sequence.slot, offset, (token_id,), finish))
 
+    def _roll_back(self, flight: Flight) -> None:
+        for row in flight.rows:
+            if row.seq_id in flight.guesses and row.status is Status.RUNNING:
+                roll_back(row)
+
     def _finish_if_ended(self, sequence: Sequence, now: float) -> Finished | None:
         reason = sequence.ending()
         if reason is FinishReason.UNFINISHED:
@@ -209,7 +229,7 @@ class Scheduler:
     def _sound_rows(
         self, flight: Flight, result: StepResult, now: float
     ) -> list[tuple[Sequence, int]]:
-        """Return the rows that brought their token; end those that failed or brought none."""
+        """Return the tokens of sound rows, one by one; end the rows that failed or brought none."""
         wrong = failures(flight, result)
         tokens = tokens_by_row(result)
         for sequence in [*flight.rows, *(row for row, _ in flight.chunks)]:
@@ -220,7 +240,8 @@ class Scheduler:
                 reason = FinishReason.ERROR
                 problem = Problem("Internal", wrong[sequence.seq_id], code="sequence_fault")
                 self._roster.end(sequence, reason, now, problem=problem)
-        return [(row, tokens[row.seq_id][0]) for row in flight.rows if row.seq_id not in wrong]
+        sound = [row for row in flight.rows if row.seq_id not in wrong]
+        return [(row, token_id) for row in sound for token_id in tokens[row.seq_id]]
 
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""

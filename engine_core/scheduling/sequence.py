@@ -77,9 +77,9 @@ class Sequence:
     __slots__ = (
         "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
         "first_token_at", "last_plan", "last_token_at", "max_total", "min_total", "num_cached",
-        "num_computed", "num_entered", "num_expected", "num_planned", "num_preemptions",
-        "num_prompt", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
-        "stop_ids", "tenant", "tokens",
+        "num_computed", "num_entered", "num_expected", "num_guesses", "num_planned",
+        "num_preemptions", "num_prompt", "order", "request", "scheduled_at", "seq_id", "session",
+        "slot", "status", "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
@@ -99,6 +99,7 @@ class Sequence:
         self.num_computed = 0
         self.num_planned = 0
         self.num_expected = len(self.tokens)  # known tokens and those that plans in flight bring
+        self.num_guesses = 0  # of num_planned: guessed tokens in a plan in flight
         self.block_ids: list[int] = []
         self.capacity = 0
         self.block_keys: list[bytes] = []  # the prefix cache's, of the whole blocks hashed so far

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import zmq
 
@@ -57,7 +58,7 @@ class Pair:
             assert isinstance(self.worker.receive(10), Allocate)
             self.worker.send(WorkerReady(0, {"load": 1.0}))
 
-        facts = ModelFacts(*[getattr(FACTS, f) for f in FACTS.__struct_fields__][:-1], max_blocks)
+        facts = msgspec.structs.replace(FACTS, max_blocks=max_blocks)
         self.worker.send(KvReport(0, facts))
         thread = threading.Thread(target=answer)
         if max_blocks:

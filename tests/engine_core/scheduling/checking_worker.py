@@ -76,13 +76,17 @@ class CheckingWorker:
         self._check(plan, [seq_id for seq_id, _ in named])
         for copy in plan.copies:
             self._copy(copy)
-        pairs = [(seq_id, self._compute(self.rows[seq_id], count)) for seq_id, count in named]
-        drawn = [(s, token) for s, token in pairs if token is not None and s not in faulty]
+        guesses = {step.seq_id: step.draft_token_ids for step in plan.steps}
+        pairs = [
+            (seq_id, self._compute(self.rows[seq_id], count, guesses.get(seq_id, ())))
+            for seq_id, count in named
+        ]
+        drawn = [(s, tokens) for s, tokens in pairs if tokens and s not in faulty]
         return StepResult(
             plan.step_id,
             tuple(seq_id for seq_id, _ in drawn),
-            (1,) * len(drawn),
-            tuple(token for _, token in drawn),
+            tuple(len(tokens) for _, tokens in drawn),
+            tuple(token for _, tokens in drawn for token in tokens),
             faults=tuple(SequenceFault(s, "told to fail") for s, _ in named if s in faulty),
         )
 
@@ -125,20 +129,26 @@ class CheckingWorker:
             if (copy.source, offset) in self.cells:
                 self.cells[copy.target, offset] = self.cells[copy.source, offset]
 
-    def _compute(self, row: Row, count: int) -> int | None:
-        end = row.num_computed + count
-        assert end <= len(row.tokens), "a token is computed before it is known"
+    def _compute(self, row: Row, count: int, guesses: tuple[int, ...]) -> list[int]:
+        """Return the tokens drawn: that after each guess, up to the first guess that is wrong."""
+        end, tokens = row.num_computed + count, [*row.tokens, *guesses]
+        assert end <= len(tokens), "a token is computed before it is known"
         assert end <= len(row.block_ids) * self.block_size, "no block for a position"
+        assert end == len(tokens) or not guesses, "guesses before the end of what is known"
         for position in range(row.num_computed, end):
-            self.cells[self._cell(row, position)] = content(row.tokens, position)
+            self.cells[self._cell(row, position)] = content(tokens, position)
         row.num_computed = end
         self.num_computed += count
-        if end < len(row.tokens):
-            return None
-        for position in range(end):
+        if end < len(tokens):
+            return []
+        for position in range(len(row.tokens)):
             assert self.cells[self._cell(row, position)] == content(row.tokens, position), "lost KV"
-        row.tokens.append(draw(row.tokens, row.choice))
-        return row.tokens[-1]
+        drawn = [draw(row.tokens, row.choice)]
+        while len(drawn) <= len(guesses) and drawn[-1] == guesses[len(drawn) - 1]:
+            drawn.append(draw([*row.tokens, *drawn], row.choice))
+        row.tokens += drawn
+        row.num_computed = len(row.tokens) - 1
+        return drawn
 
     def _cell(self, row: Row, position: int) -> tuple[int, int]:
         return row.block_ids[position // self.block_size], position % self.block_size

@@ -32,6 +32,8 @@ class Scenario:
         return "\n".join([*lines, *([f"LEAK {problem}"] if problem else [])]) or "ok"
 
     def pool(self, words: Words) -> list[str]:
+        guesses = ids(words.get("guess", ""))
+        self.in_flight.clear()
         self.scheduler = Scheduler(
             num_blocks=int(words.get("blocks", 16)),
             block_size=int(words.get("block_size", 4)),
@@ -45,6 +47,7 @@ class Scenario:
                 int(words.get("tenant_blocks", 0)),
             ),
             prefix_key=b"m" if words.get("cache") == "on" else None,
+            propose=(lambda tokens, most: guesses[:most]) if guesses else None,
         )
         return []
 
@@ -92,14 +95,15 @@ class Scenario:
         return [*self.events(), *told(plan)]
 
     def apply(self, words: Words) -> list[str]:
-        """Draw 100 for each row that reaches its end, or what `seq=token` says; `seq=!` fails."""
+        """Draw 100 for each row that reaches its end, or what `seq=ids` says; `seq=!` fails."""
         plan = self.in_flight.popleft()
         rows = [flight for flight in self.scheduler._in_flight if flight.step_id == plan.step_id]
         drawn = [row.seq_id for row in rows[0].rows if words.get(str(row.seq_id)) != "!"]
-        tokens = tuple(int(words.get(str(seq_id), 100)) for seq_id in drawn)
+        columns = [ids(words.get(str(seq_id), "100")) for seq_id in drawn]
+        tokens = tuple(token_id for column in columns for token_id in column)
         faults = tuple(SequenceFault(int(k), "bad row") for k, v in words.items() if v == "!")
         result = StepResult(
-            plan.step_id, tuple(drawn), (1,) * len(drawn), tokens, faults=faults
+            plan.step_id, tuple(drawn), tuple(map(len, columns)), tokens, faults=faults
         )  # fmt: skip
         return [told_event(event) for event in self.scheduler.apply(result, self.now)]
 
@@ -135,7 +139,8 @@ def told(plan: ExecutePlan) -> list[str]:
     lines += [f"  copy block {copy.source} to {copy.target}" for copy in plan.copies]
     for row in plan.steps:
         new = f", new blocks {[*row.new_block_ids]}" if row.new_block_ids else ""
-        lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}")
+        guesses = f", guesses {[*row.draft_token_ids]}" if row.draft_token_ids else ""
+        lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}{guesses}")
     return lines
 
 

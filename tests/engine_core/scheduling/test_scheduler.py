@@ -15,8 +15,10 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
+from engine_core.scheduling.speculation import Proposer
 from protos.worker import Add, Finished, Limits, StepResult
 from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
+from tests.engine_core.scheduling.proposers import some_right
 
 BYTE = st.integers(0, 15)
 FRESH = st.integers(1, 41).flatmap(lambda n: st.lists(BYTE, min_size=n, max_size=n))
@@ -28,10 +30,10 @@ PROMPTS = FRESH | COMMON
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, BUDGET, SEATS = 4, 12, 40, 9, 5
 
 
-def new_scheduler(max_waiting: int = 6) -> Scheduler:
+def new_scheduler(max_waiting: int = 6, propose: Proposer | None = None) -> Scheduler:
     return Scheduler(
         num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
-        bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
+        bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m", propose=propose,
     )  # fmt: skip
 
 
@@ -46,9 +48,11 @@ class Life:
 
 
 class Lives(RuleBasedStateMachine):
+    propose: Proposer | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler()
+        self.scheduler = new_scheduler(propose=self.propose)
         self.worker = CheckingWorker(BLOCK_SIZE, SEATS, BUDGET)
         self.results: deque[StepResult] = deque()
         self.lives: dict[tuple[int, int], Life] = {}
@@ -196,6 +200,16 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+class GuessedLives(Lives):
+    """The same with guesses, some of them right for the first choice."""
+
+    propose = staticmethod(some_right)
+
+
+TestGuessedLives = GuessedLives.TestCase
+TestGuessedLives.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 
 
 def add(slot: int, **limits: int) -> Add:

@@ -1,0 +1,141 @@
+"""Several tokens a step: whatever is guessed, the answer is the same, in more steps or fewer."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+import pytest
+
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.request import FinishReason
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.speculation import Proposer
+from protos.worker import Add, Limits, Logprobs, SequenceFault, StepResult
+from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
+from tests.engine_core.scheduling.proposers import NUM_GUESSES, right, some_right, wrong
+
+BLOCK_SIZE, MAX_MODEL_LEN, SEATS, BUDGET = 4, 64, 6, 24
+PROMPTS = [[5] * 30, [1, 2, 3], [4] * 9, [5] * 31, [9, 9], [1, 2, 3, 4]]
+
+
+class Engine:
+    """A scheduler and a worker that looks at every cell it reads."""
+
+    def __init__(self, propose: Proposer | None, num_blocks: int = 80) -> None:
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, vocab_size=100,
+            max_model_len=MAX_MODEL_LEN, bounds=Bounds(SEATS, BUDGET, 8), prefix_key=b"m",
+            propose=propose,
+        )  # fmt: skip
+        self.worker = CheckingWorker(BLOCK_SIZE, SEATS, BUDGET)
+        self.num_blocks = num_blocks
+
+    def ask(self, prompts: list[list[int]], depth: int = 1) -> dict[int, list[int]]:
+        """Run `prompts` together, `depth` plans under way; return the tokens by place."""
+        scheduler, results = self.scheduler, deque[StepResult]()
+        for slot, prompt in enumerate(prompts):
+            limits = Limits(20, 2, stop_token_ids=(15,))
+            scheduler.add(Add(1, slot, "r", array("I", prompt).tobytes(), limits, b""), 0.0)
+        got: dict[int, list[int]] = {slot: [] for slot in range(len(prompts))}
+        while True:
+            while len(results) < depth and (plan := scheduler.schedule(0.0)):
+                results.append(self.worker.execute(plan))
+            if not results:
+                break
+            result = results.popleft()
+            self.worker.applied(result.step_id)
+            for event in scheduler.apply(result, 0.0):
+                assert event.offset == len(got[event.slot])
+                got[event.slot] += event.token_ids
+            assert scheduler.check() == ""
+        assert scheduler.num_running == scheduler.num_waiting == 0
+        assert scheduler.pool.num_available == self.num_blocks
+        return got
+
+
+def num_steps(propose: Proposer | None) -> int:
+    engine = Engine(propose)
+    engine.ask(PROMPTS)
+    return engine.worker.next_step_id - 1
+
+
+EXPECTED = {
+    slot: undisturbed(prompt, 0, min(len(prompt) + 20, MAX_MODEL_LEN), (15,), 2)
+    for slot, prompt in enumerate(PROMPTS)
+}
+
+
+@pytest.mark.parametrize("num_blocks", [16, 80])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("propose", [None, right, wrong, some_right])
+def test_the_answer_is_the_same(propose: Proposer | None, depth: int, num_blocks: int) -> None:
+    engine = Engine(propose, num_blocks)
+    assert engine.ask(PROMPTS, depth) == EXPECTED
+    assert (engine.scheduler.tally.num_preemptions > 0) == (num_blocks == 16)
+
+
+def test_right_guesses_save_steps_and_wrong_ones_cost_none() -> None:
+    plain = num_steps(None)
+    longest = max(map(len, EXPECTED.values()))
+    assert num_steps(wrong) == plain >= longest
+    assert num_steps(right) <= plain - longest + -(-longest // (1 + NUM_GUESSES)) + 1
+
+
+@pytest.mark.parametrize("num_blocks", [16, 80])
+def test_what_was_guessed_wrong_is_never_found(num_blocks: int) -> None:
+    engine = Engine(some_right, num_blocks)
+    for _ in range(3):
+        answers = engine.ask(PROMPTS, 2)
+        longer = [prompt + answers[slot] for slot, prompt in enumerate(PROMPTS)]
+        engine.ask([prompt for prompt in longer if len(prompt) < MAX_MODEL_LEN], 2)
+    assert engine.scheduler.tally.num_prefix_hits > 0
+
+
+def guessing(count: int) -> tuple[Scheduler, StepResult]:
+    """Return a scheduler with 1 + 3 tokens of slot 7 planned, and a result with `count` tokens."""
+    scheduler = Scheduler(
+        num_blocks=8, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
+        bounds=Bounds(SEATS, BUDGET, 8), prefix_key=b"m", propose=wrong,
+    )  # fmt: skip
+    limits = Limits(9, stop_token_ids=(15,), logprobs=0)
+    scheduler.add(Add(1, 7, "r", array("I", [1, 2]).tobytes(), limits, b""), 0.0)
+    assert scheduler.schedule(0.0) is not None
+    scheduler.apply(StepResult(1, (1,), (1,), (3,)), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None and plan.steps[0].draft_token_ids == (16, 16, 16)
+    assert scheduler.schedule(0.0) is None, "not planned again while guesses are in flight"
+    tokens = (4, 15, 6, 7, 8)[:count]
+    logprobs = tuple(Logprobs(1, 1 + i, (token,), (-1.0,)) for i, token in enumerate(tokens))
+    return scheduler, StepResult(2, (1,), (count,), tokens, logprobs)
+
+
+def test_tokens_behind_the_end_are_dropped() -> None:
+    scheduler, result = guessing(4)
+    (event,) = scheduler.apply(result, 0.0)
+    assert (event.offset, event.token_ids) == (1, (4, 15))
+    assert event.finish is not None and event.finish.reason == FinishReason.STOPPED
+    assert [row.index for row in event.logprobs] == [1, 2]
+    assert scheduler.pool.num_available == 8
+
+
+def test_more_tokens_than_were_guessed_end_the_row() -> None:
+    scheduler, result = guessing(5)
+    (event,) = scheduler.apply(result, 0.0)
+    assert event.finish is not None and event.finish.reason == FinishReason.ERROR
+    assert event.finish.error_message == "the worker returned 5 tokens, not 1 to 4"
+    assert scheduler.check() == "" and scheduler.pool.num_available == 8
+
+
+def test_a_fault_among_guesses_ends_its_row() -> None:
+    scheduler, _ = guessing(1)
+    (event,) = scheduler.apply(StepResult(2, faults=(SequenceFault(1, "bad row"),)), 0.0)
+    assert event.finish is not None and event.finish.error_message == "bad row"
+
+
+def test_blocks_reserved_for_guesses_are_used_by_later_tokens() -> None:
+    scheduler, result = guessing(1)
+    scheduler.apply(result, 0.0)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert plan.steps[0].num_tokens == 4 and plan.steps[0].new_block_ids == ()
