@@ -18,6 +18,7 @@ from millrace.prompts import Messages, Prompt, given_ids, prompt_text, text_requ
 from millrace.remote import open_remote
 from protos import common_pb2
 from protos.tokenizer_pb2 import TextLogprobs
+from worker.hooks import Callback, Hook
 
 MAX_IN_FLIGHT = 256
 """Requests given to the client at once; the others wait here, where they cost nothing."""
@@ -112,6 +113,14 @@ class AsyncLLM:
                     yield self._delta(prompt, request_id, piece, wanted, running == 0)
             finally:
                 await pieces.aclose()
+
+    def register_hook(self, name: str, callback: Callback) -> Hook:
+        """Show every intermediate whose name matches `name` to callback(name, tensor, layer).
+
+        Names are those of `worker/hooks.py`, patterns are the shell's; `remove()` ends it. Only for
+        a model in this process. The callback runs in the engine's thread.
+        """
+        return self._client.register_hook(name, callback)
 
     async def cancel(self, request_id: str) -> int:
         """End the live requests of this id; return how many there were."""

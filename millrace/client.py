@@ -12,6 +12,7 @@ from typing import Protocol
 
 from protos.common_pb2 import Finish
 from protos.tokenizer_pb2 import TextLogprobs, TextRequest
+from worker.hooks import Callback, Hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class EngineClient(Protocol):
 
     def prompt_token_ids(self, request_id: str) -> list[int] | None:
         """Return the prompt of a running request in ids, None when this client cannot know."""
+
+    def register_hook(self, pattern: str, callback: Callback) -> Hook:
+        """Show intermediates of the model to `callback`; raise InvalidRequest when it is remote."""
 
     async def cancel(self, request_id: str) -> int:
         """End the live requests of exactly this id; return how many there were."""

@@ -44,6 +44,7 @@ class InProcessClient:
         max_model_len: int | None,
     ) -> None:
         self.model = text.folder.name
+        self.register_hook = loaded.register_hook
         self._text = text
         pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)
         self._engine = EngineThread(loaded, kv_cache_bytes, max_model_len, pipeline, self._note)

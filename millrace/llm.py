@@ -14,6 +14,7 @@ from millrace.async_llm import AsyncLLM
 from millrace.outputs import RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import Messages, Prompt
+from worker.hooks import Callback, Hook
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 60.0
@@ -116,6 +117,14 @@ class LLM:
                 yield delta
         finally:
             self._thread.run(deltas.aclose())
+
+    def register_hook(self, name: str, callback: Callback) -> Hook:
+        """Show every intermediate whose name matches `name`, e.g. `attn_*`, to `callback`.
+
+        It gets (name, float32 array with a row per token, layer; -1 outside the layers), in the
+        engine's thread. Costs nothing before it is registered nor after `remove()`.
+        """
+        return self._llm.register_hook(name, callback)
 
     def close(self) -> None:
         """End all requests and release the model; may be called again."""

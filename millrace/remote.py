@@ -12,6 +12,7 @@ from millrace.client import Piece
 from millrace.pieces import Taker
 from protos.common_pb2 import ABORTED, Finish
 from protos.tokenizer_pb2 import TextRequest
+from worker.hooks import Callback, Hook
 
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
@@ -45,6 +46,10 @@ class RemoteClient:
     def prompt_token_ids(self, request_id: str) -> list[int] | None:
         """Return None: the ids are made on the other side."""
         return None
+
+    def register_hook(self, pattern: str, callback: Callback) -> Hook:
+        """Refuse: the model is in another process."""
+        raise InvalidRequest("hooks need the model in this process, not a url", param="url")
 
     async def cancel(self, request_id: str) -> int:
         """End the live requests of exactly this id; return how many there were."""

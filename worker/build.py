@@ -13,6 +13,7 @@ from pathlib import Path
 from protos import worker as wire
 from worker.backends.cpu import CpuBackend
 from worker.errors import ModelFolderError
+from worker.hooks import Callback, Hook, register_hook
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes
 from worker.memory import default_kv_cache_bytes
 from worker.model_runner import ModelRunner
@@ -59,6 +60,10 @@ class LoadedModel:
             max_blocks=kv_cache_bytes // block_bytes(self.config, self.block_size),
             layout=self.layout,
         )
+
+    def register_hook(self, pattern: str, callback: Callback) -> Hook:
+        """Show every intermediate whose name matches, of every runner, to `callback`."""
+        return register_hook(self.model, pattern, callback)
 
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks` and return a fresh runner."""

@@ -113,6 +113,14 @@ class Backend(Protocol):
 
     # ── beside the forward pass ──────────────────────────────────────────────────────────────
 
+    def stored_keys(self, step: Step, cache: LayerCache) -> Array:
+        """Return the keys of the step's tokens as `rope` has stored them, [T, num_kv_heads, D]."""
+        ...
+
+    def to_host(self, tensor: Array) -> Array:
+        """Return a float32 NumPy copy."""
+        ...
+
     def rope_shift(self, cache: LayerCache, cells: Array, delta: int, rotary: Rotary) -> None:
         """Turn the stored keys of `cells`, int32 [n] (block * block_size + offset), by `delta`
         positions, without the attention factor: they already have it."""

@@ -140,5 +140,11 @@ class CpuBackend:
     def tap(self, name: str, layer: int, tensor: Floats) -> None:
         pass
 
+    def stored_keys(self, step: CpuStep, cache: LayerPages) -> Floats:
+        return cache.keys.reshape(-1, *cache.keys.shape[2:])[step.batch.cells]
+
+    def to_host(self, tensor: Floats) -> Floats:
+        return np.array(tensor, np.float32)
+
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
         rope_shift_reference(cache.keys, cells, delta, rotary)

@@ -30,7 +30,7 @@ class Decoder:
     """Packed weights; token ids in, logits and final states of the wanted rows out."""
 
     def __init__(self, config: ModelConfig, wiring: Wiring, weights: Weights, ops: Backend) -> None:
-        self._ops = ops
+        self.ops = ops
         self._embedding = ops.pack_vector(weights.read(EMBEDDING))
         rope = config.rope
         rotary = ops.pack_rotary(rope.inverse_frequencies, rope.attention_factor)
@@ -46,7 +46,7 @@ class Decoder:
 
     def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs:
         """Compute the tokens of `step` and store their keys and values."""
-        ops = self._ops
+        ops = self.ops
         x, residual = ops.embedding(self._embedding, step.token_ids), None
         ops.tap("embedding", NO_LAYER, x)
         for layer, cache in zip(self._layers, caches, strict=True):

@@ -1,0 +1,83 @@
+"""Hooks: callbacks that see the named intermediates of a forward pass.
+
+The names are in `worker/models/layers.py` and `decoder.py`: embedding, then per layer attn_norm,
+qkv, head_norm, rope_q, rope_k, attn_out, o_proj, mlp_norm, gate_up, mlp_act, down, then final_norm
+and logits. Without a hook nothing of this exists: a first one puts `Watched` before the model's
+backend, the last one that goes takes it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, cast
+
+from worker.backends.base import Array, Backend, LayerCache, Rotary, Step
+
+Callback = Callable[[str, Array, int], None]
+"""(name, tensor, layer): a float32 NumPy copy, one row per token or wanted row; -1 = no layer."""
+
+
+class Hookable(Protocol):
+    """A model that calls its operators through `ops`."""
+
+    ops: Backend
+
+
+class Watched:
+    """Every operator of the backend behind it, and a tap that tells the hooks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.hooks: tuple[Hook, ...] = ()
+        self._keys: Array = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def rope(
+        self, qkv: Array, step: Step, cache: LayerCache, num_heads: int, rotary: Rotary
+    ) -> Array:
+        """As the backend's; the keys are where it has stored them."""
+        q = self.backend.rope(qkv, step, cache, num_heads, rotary)
+        self._keys = self.backend.stored_keys(step, cache)
+        return q
+
+    def tap(self, name: str, layer: int, tensor: Array) -> None:
+        """Show a tensor to the hooks of its name."""
+        self._show(name, layer, tensor)
+        if name == "rope_q":
+            self._show("rope_k", layer, self._keys)
+
+    def _show(self, name: str, layer: int, tensor: Array) -> None:
+        for hook in self.hooks:
+            if fnmatchcase(name, hook.pattern):
+                hook.callback(name, self.backend.to_host(tensor), layer)
+
+
+class Hook:
+    """A registered callback; `remove` ends it and may be called again."""
+
+    def __init__(self, watched: Watched, model: Hookable, pattern: str, callback: Callback) -> None:
+        self.pattern = pattern
+        self.callback = callback
+        self._watched = watched
+        self._model = model
+
+    def remove(self) -> None:
+        self._watched.hooks = tuple(hook for hook in self._watched.hooks if hook is not self)
+        if not self._watched.hooks:
+            self._model.ops = self._watched.backend
+
+
+def register_hook(model: Hookable, pattern: str, callback: Callback) -> Hook:
+    """Call `callback` for every intermediate whose name matches, shell style (`*`, `rope_?`).
+
+    It runs in the thread that computes, between two operators; what it raises ends the step.
+    """
+    ops: object = model.ops
+    watched = ops if isinstance(ops, Watched) else Watched(model.ops)
+    hook = Hook(watched, model, pattern, callback)
+    watched.hooks = (*watched.hooks, hook)
+    model.ops = cast(Backend, watched)
+    return hook
