@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from protos import worker as wire
-from worker.backends.cpu import CpuBackend
+from worker.backends.choice import CpuChoice, choose_backend
 from worker.errors import ModelFolderError
 from worker.hooks import Callback, Hook, register_hook
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes
@@ -38,7 +38,7 @@ class LoadedModel:
 
     config: ModelConfig
     model: Decoder
-    backend: CpuBackend
+    backend: CpuChoice
     model_hash: str
     weight_bytes: int
     layout: str
@@ -88,6 +88,7 @@ def load_model(
     num_threads: int = 0,
     kv_layout: str = "block",
     max_ubatch_tokens: int = 0,
+    kernel_level: str = "auto",
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
     if device != "cpu":
@@ -99,10 +100,8 @@ def load_model(
     config = read_config(folder)
     wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
-    if wanted != "float32":
-        log.warning("the cpu reference computes in float32", extra={"wanted_dtype": wanted})
     weights = _open(folder, config)
-    backend = CpuBackend(num_threads)
+    backend = choose_backend(kernel_level, wanted, num_threads)
     model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
         config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout,

@@ -7,11 +7,10 @@ both call `execute`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from protos import worker as wire
@@ -37,7 +36,9 @@ class Model(Protocol):
 class Device(Protocol):
     """What the runner itself needs of a backend."""
 
-    def begin(self, batch: Batch) -> Step: ...
+    def bind(self, model: Any, caches: Sequence[LayerCache]) -> Callable[[Batch], Outputs]:
+        """Return the pass over a batch; what that returns is valid until the next one."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,8 +56,7 @@ class ModelRunner:
         self, model: Model, device: Device, cache: KvCache, vocab_size: int, limits: PassLimits
     ) -> None:
         self._limits = limits
-        self._model = model
-        self._device = device
+        self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size)
         self._sampler = Sampler(vocab_size)
@@ -87,7 +87,7 @@ class ModelRunner:
         forward_s = sample_s = 0.0
         for work in ubatches(admitted.work, self._limits):
             begin = clock()
-            outputs = self._forward(work)
+            outputs = self._forward(gather(work, self._cache.block_size))
             middle = clock()
             drawing.take(work, outputs.logits)
             drawing.pool(work, outputs.states)
@@ -118,9 +118,3 @@ class ModelRunner:
         if isinstance(entry, wire.SequenceStart):
             return self._rows.start(entry)
         return self._rows.step(entry)
-
-    def _forward(self, work: Sequence[Work]) -> Outputs:
-        """Return float32 logits [positions that want them, V] and states [likewise, H]."""
-        with np.errstate(all="ignore"):  # what is not finite shows in the logits of its own row
-            step = self._device.begin(gather(work, self._cache.block_size))
-            return self._model.forward(step, self._cache.layers)

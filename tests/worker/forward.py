@@ -20,6 +20,7 @@ class Feeder:
     ) -> None:
         self._loaded = loaded
         self._cache = KvCache(loaded.config, num_blocks, loaded.block_size)
+        self._forward = loaded.backend.bind(loaded.model, self._cache.layers)
         self._tables = tables
         self._done = [0] * len(tables)
 
@@ -42,9 +43,7 @@ class Feeder:
             state_rows=np.array([], np.int32),
             block_size=size,
         )
-        step = self._loaded.backend.begin(batch)
-        logits = self._loaded.model.forward(step, self._cache.layers).logits
-        parts = np.split(logits, starts[1:-1])
+        parts = np.split(self._forward(batch).logits.copy(), starts[1:-1])
         return dict(zip(pieces, parts, strict=True))
 
 

@@ -1,150 +1,275 @@
-"""CpuBackend: the NumPy references bound to the list of operators.
+"""CpuBackend: the compiled kernels. A model's forward is recorded once and replayed in one call.
 
-Compute and cache are float32. The BLAS has one thread; more work on pieces that do not depend on
-how many there are.
+The operators compute nothing when they are called: each notes a record and returns the buffer that
+will hold its result. `bind` has a model record its forward, and `Program` runs the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from worker.backends.blas import use_one_thread
+from worker.backends.program import Live, Program, Sink
 from worker.batch import Batch
-from worker.kernels.checks import Floats, Ints
-from worker.kernels.crew import Crew
-from worker.kernels.embedding import embedding_reference
-from worker.kernels.linear import PackedLinear, linear_reference, pack_linear, pack_tied
-from worker.kernels.paged_attention import (
-    SPLIT,
-    AttentionPlan,
-    paged_attention_reference,
-    plan_attention,
+from worker.errors import KernelError
+from worker.kernels.checks import I32, Floats, Ints, require
+from worker.kernels.crew import available_cores
+from worker.kernels.library import Level, Library
+from worker.kernels.packed import (
+    Format,
+    PackedWeight,
+    Stored,
+    pack_weight,
+    stored_format,
+    to_float32,
 )
-from worker.kernels.rms_norm import (
-    add_rms_norm_reference,
-    head_norm_reference,
-    rms_norm_reference,
+from worker.kernels.records import (
+    Buffer,
+    CStep,
+    Kind,
+    Record,
+    Rows,
+    Word,
+    address_of,
 )
-from worker.kernels.rope import (
-    Rotary,
-    Rotation,
-    pack_rotary,
-    rope_reference,
-    rope_shift_reference,
-    rotation,
-    store_kv_reference,
-)
-from worker.kernels.silu_mul import silu_mul_reference
+from worker.kernels.rope import Rotary, pack_rotary
 from worker.kv_cache import LayerPages
 
 
-@dataclass(slots=True)
-class CpuStep:
-    """A batch with what its layers share, made by the first that needs it."""
+@dataclass(eq=False, slots=True)
+class Table:
+    """An embedding table as it lies in the checkpoint, until a tied head has packed it."""
 
-    token_ids: Ints
-    logit_rows: Ints
-    state_rows: Ints
-    batch: Batch
-    plans: dict[int, AttentionPlan] = field(default_factory=dict)
-    """By window."""
-    rotation: Rotation | None = None
+    rows: Stored | None
+    shape: tuple[int, int]
+    packed: PackedWeight | None = None
 
-    def plan(self, window: int) -> AttentionPlan:
-        if window not in self.plans:
-            batch = self.batch
-            self.plans[window] = plan_attention(
-                batch.query_starts, batch.positions, batch.block_tables, batch.block_size, window
-            )
-        return self.plans[window]
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a model reads of a step while it records: names, not numbers."""
+
+    token_ids: None = None
+    logit_rows: Rows = Rows.LOGITS
+    state_rows: Rows = Rows.STATES
+
+
+Out = TypeVar("Out", bound=tuple[Any, ...], covariant=True)
+"""What a model's forward returns: a named tuple, of buffers while it records."""
+
+
+class Model(Protocol[Out]):
+    """A family of `worker/models`."""
+
+    ops: Any
+
+    def forward(self, step: StepInputs, caches: Sequence[LayerPages]) -> Out: ...
 
 
 class CpuBackend:
-    """Operators as in `backends/base.py`, in plain NumPy."""
+    """Operators as in `backends/base.py`; `weights` is the format linears are packed in."""
 
-    def __init__(self, num_threads: int = 1) -> None:
-        self._blas = use_one_thread()
-        self._crew = Crew(num_threads)
-        self._tiles: set[int] = set()
+    def __init__(
+        self, library: Library, level: Level, weights: Format, num_threads: int = 0
+    ) -> None:
+        self.level = level
+        self._library = library
+        self._format = weights
+        self.num_threads = num_threads or available_cores()
+        self.pool = library.open(self.num_threads)
+        self._sink: Sink | None = None
+        weakref.finalize(self, library.close, self.pool)
 
     @property
     def fingerprint(self) -> str:
-        tiles = "+".join(map(str, sorted(self._tiles)))
-        return f"cpu float32 numpy={np.__version__} {self._blas} tile={tiles} split={SPLIT}"
+        """Levels agree bit for bit, so that none is named."""
+        return f"cpu {self._format.name.lower()} kernels=1"
 
-    def begin(self, batch: Batch) -> CpuStep:
-        """Return `batch` with room for what the layers of the step will share."""
-        return CpuStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
+    def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
+        """Return a function from a batch to what the model's forward returns, as float32 arrays.
 
-    def pack_vector(self, weight: Floats) -> Floats:
-        return np.ascontiguousarray(weight)
+        They are valid until it is called again.
+        """
+        program: Program[Out] | None = None
 
-    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> PackedLinear:
-        return self._remember(pack_linear(weights, biases))
+        def forward(batch: Batch) -> Out:
+            nonlocal program
+            if model.ops is not self:  # somebody looks on, and wants every result as it arises
+                return self._live(lambda: model.forward(StepInputs(), caches), batch)
+            if program is None:
+                program = Program(self, lambda: model.forward(StepInputs(), caches))
+            return program.run(batch)
 
-    def pack_tied(self, table: Floats) -> PackedLinear:
-        return self._remember(pack_tied(table))
+        return forward
 
-    def _remember(self, packed: PackedLinear) -> PackedLinear:
-        self._tiles.add(packed.tile)
-        return packed
+    def _live(self, forward: Callable[[], Out], batch: Batch) -> Out:
+        live = Live(self, batch)
+        outputs = self.record(live, forward)
+        return type(outputs)(*(buffer.given for buffer in outputs))
+
+    def record(self, sink: Sink, forward: Callable[[], Out]) -> Out:
+        """Have `forward` call operators that go into `sink`; return what it returns."""
+        self._sink = sink
+        try:
+            return forward()
+        finally:
+            self._sink = None
+
+    def run(self, ops: int, num_ops: int, step: int) -> None:
+        """Run packed records at an address for the CStep at an address."""
+        if failed := self._library.run(self.pool, self.level, ops, num_ops, step):
+            raise KernelError(f"record {failed - 1}: the library has no such operator")
+
+    def _add(self, kind: Kind, rows: Rows, *words: Word) -> None:
+        if self._sink is None:
+            raise KernelError(f"{kind.name.lower()}: called outside of a recording")
+        self._sink.add(Record(kind, rows, words))
+
+    # ── weights ──────────────────────────────────────────────────────────────────────────────
+
+    def pack_vector(self, weight: Stored) -> Floats | Table:
+        if weight.ndim == 2:
+            stored_format("embedding", "table", weight)
+            return Table(np.ascontiguousarray(weight), weight.shape)
+        return to_float32(weight)
+
+    def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
+        return pack_weight(self._library, self.pool, weights, biases, self._format)
+
+    def pack_tied(self, table: Table) -> PackedWeight:
+        if table.packed is None:
+            assert table.rows is not None
+            table.packed = self.pack_linear([table.rows])
+            table.rows = None
+        return table.packed
 
     def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
         return pack_rotary(inverse_frequencies, attention_factor)
 
-    def embedding(self, table: Floats, token_ids: Ints) -> Floats:
-        return embedding_reference(table, token_ids)
+    # ── operators ────────────────────────────────────────────────────────────────────────────
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        return rms_norm_reference(x, weight, eps)
+    def embedding(self, table: Table, token_ids: None) -> Buffer:
+        out = Buffer(Rows.TOKENS, table.shape[1])
+        width, packed = table.shape[1], table.packed
+        if packed is not None:
+            words: tuple[Word, ...] = (packed.weight, None, out, width, packed.format, 1, 0)
+        else:
+            assert table.rows is not None
+            words = (table.rows, None, out, width, stored_format("embedding", "", table.rows), 0, 0)
+        self._add(Kind.EMBEDDING, Rows.TOKENS, *words)
+        return out
+
+    def take_rows(self, x: Buffer, rows: Rows) -> Buffer:
+        out = Buffer(rows, x.width)
+        self._add(Kind.TAKE_ROWS, rows, x, out, x.width)
+        return out
+
+    def rms_norm(self, x: Buffer, weight: Floats, eps: float) -> Buffer:
+        _require("rms_norm", "x", x, len(weight))
+        out = Buffer(x.rows, x.width)
+        self._add(Kind.RMS_NORM, x.rows, x, weight, out, x.width, eps)
+        return out
 
     def add_rms_norm(
-        self, x: Floats, residual: Floats, weight: Floats, eps: float
-    ) -> tuple[Floats, Floats]:
-        return add_rms_norm_reference(x, residual, weight, eps)
+        self, x: Buffer, residual: Buffer, weight: Floats, eps: float
+    ) -> tuple[Buffer, Buffer]:
+        _require("add_rms_norm", "x", x, len(weight))
+        _require("add_rms_norm", "residual", residual, x.width, x.rows)
+        out, total = Buffer(x.rows, x.width), Buffer(x.rows, x.width)
+        self._add(Kind.ADD_RMS_NORM, x.rows, x, residual, weight, out, total, x.width, eps)
+        return out, total
 
-    def linear(self, x: Floats, linear: PackedLinear) -> Floats:
-        return linear_reference(x, linear, self._crew)
+    def linear(self, x: Buffer, linear: PackedWeight) -> Buffer:
+        _require("linear", "x", x, linear.num_inputs)
+        out = Buffer(x.rows, linear.num_outputs)
+        scratch = Buffer(x.rows, linear.scratch_width)
+        sizes = (linear.num_inputs, linear.num_outputs, linear.format, 0)
+        self._add(Kind.LINEAR, x.rows, x, linear.weight, None, linear.bias, out, scratch, *sizes)
+        return out
 
     def head_norm(
-        self, qkv: Floats, q_weight: Floats, k_weight: Floats, num_heads: int, eps: float
-    ) -> Floats:
-        return head_norm_reference(qkv, q_weight, k_weight, num_heads, eps)
+        self, qkv: Buffer, q_weight: Floats, k_weight: Floats, num_heads: int, eps: float
+    ) -> Buffer:
+        head_dim = len(q_weight)
+        num_kv_heads = (qkv.width // head_dim - num_heads) // 2
+        _require("head_norm", "qkv", qkv, (num_heads + 2 * num_kv_heads) * head_dim)
+        out = Buffer(qkv.rows, qkv.width)
+        heads = (num_heads, num_kv_heads, head_dim)
+        self._add(Kind.HEAD_NORM, qkv.rows, qkv, q_weight, k_weight, out, *heads, eps)
+        return out
 
     def rope(
-        self, qkv: Floats, step: CpuStep, cache: LayerPages, num_heads: int, rotary: Rotary
-    ) -> Floats:
-        if step.rotation is None:
-            step.rotation = rotation(step.batch.positions, rotary)
+        self, qkv: Buffer, step: StepInputs, cache: LayerPages, num_heads: int, rotary: Rotary
+    ) -> Buffer:
         num_kv_heads, head_dim = cache.keys.shape[2:]
-        heads = qkv.reshape(len(qkv), -1, head_dim)
-        turned = rope_reference(heads[:, : num_heads + num_kv_heads], step.rotation)
-        values = heads[:, num_heads + num_kv_heads :]
-        store_kv_reference(turned[:, num_heads:], values, step.batch.cells, cache)
-        return np.ascontiguousarray(turned[:, :num_heads])
+        _require("rope", "qkv", qkv, (num_heads + 2 * num_kv_heads) * head_dim, Rows.TOKENS)
+        out = Buffer(Rows.TOKENS, num_heads * head_dim)
+        heads = (num_heads, num_kv_heads, head_dim, stored_format("rope", "keys", cache.keys))
+        turn = (rotary.frequencies, float(rotary.attention_factor))
+        self._add(Kind.ROPE, Rows.TOKENS, qkv, out, cache.keys, cache.values, *heads, *turn)
+        return out
 
     def paged_attention(
-        self, q: Floats, step: CpuStep, cache: LayerPages, window: int = 0
-    ) -> Floats:
-        return paged_attention_reference(q, step.plan(window), cache).reshape(len(q), -1)
+        self, q: Buffer, step: StepInputs, cache: LayerPages, window: int = 0
+    ) -> Buffer:
+        num_kv_heads, head_dim = cache.keys.shape[2:]
+        if q.width % (num_kv_heads * head_dim):
+            raise KernelError(
+                f"paged_attention: q has width {q.width}, expected a multiple of "
+                f"{num_kv_heads * head_dim}"
+            )
+        out = Buffer(Rows.TOKENS, q.width)
+        heads = (q.width // head_dim, num_kv_heads, head_dim)
+        kept = stored_format("paged_attention", "keys", cache.keys)
+        words = (q, cache.keys, cache.values, out, *heads, kept, window)
+        self._add(Kind.ATTENTION, Rows.TOKENS, *words)
+        return out
 
-    def silu_mul(self, gate_up: Floats) -> Floats:
-        return silu_mul_reference(gate_up)
+    def silu_mul(self, gate_up: Buffer) -> Buffer:
+        if gate_up.width % 2:
+            raise KernelError(
+                f"silu_mul: gate_up has {gate_up.width} columns, expected an even number"
+            )
+        out = Buffer(gate_up.rows, gate_up.width // 2)
+        self._add(Kind.SILU_MUL, gate_up.rows, gate_up, out, out.width)
+        return out
 
-    def take_rows(self, x: Floats, rows: Ints) -> Floats:
-        return embedding_reference(x, rows)
-
-    def tap(self, name: str, layer: int, tensor: Floats) -> None:
+    def tap(self, name: str, layer: int, tensor: Buffer) -> None:
         pass
 
-    def stored_keys(self, step: CpuStep, cache: LayerPages) -> Floats:
-        return cache.keys.reshape(-1, *cache.keys.shape[2:])[step.batch.cells]
+    # ── beside the forward pass ──────────────────────────────────────────────────────────────
 
-    def to_host(self, tensor: Floats) -> Floats:
-        return np.array(tensor, np.float32)
+    def stored_keys(self, step: StepInputs, cache: LayerPages) -> Floats:
+        assert isinstance(
+            self._sink, Live
+        )  # only who looks on asks, and then records run as they come
+        keys = cache.keys.reshape(-1, *cache.keys.shape[2:])[self._sink.batch.cells]
+        return to_float32(keys)
+
+    def to_host(self, tensor: Buffer | Floats) -> Floats:
+        given = tensor.given if isinstance(tensor, Buffer) else tensor
+        return np.array(given, np.float32)
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
-        rope_shift_reference(cache.keys, cells, delta, rotary)
+        require("rope_shift", "cells", cells, I32, (None,))
+        num_cells = cache.keys.shape[0] * cache.keys.shape[1]
+        if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
+            raise KernelError(f"rope_shift: cells outside 0..{num_cells - 1}")
+        kept = stored_format("rope_shift", "keys", cache.keys)
+        words = (cache.keys, *cache.keys.shape[2:], kept, rotary.frequencies, delta)
+        record = Record(Kind.ROPE_SHIFT, Rows.TOKENS, words).pack(0)
+        step = CStep(num_tokens=len(cells), cells=cells.ctypes.data)
+        self.run(address_of(record), 1, ctypes.addressof(step))
+
+
+def _require(operator: str, name: str, x: Buffer, width: int, rows: Rows | None = None) -> None:
+    """Raise KernelError unless `x` has this width, and these rows when given."""
+    if x.width != width:
+        raise KernelError(f"{operator}: {name} has width {x.width}, expected {width}")
+    if rows is not None and x.rows is not rows:
+        raise KernelError(f"{operator}: {name} runs over {x.rows.name}, expected {rows.name}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from worker.backends import blas
-from worker.backends.cpu import CpuBackend
+from worker.backends.reference import ReferenceBackend
 from worker.kernels import linear
 from worker.kernels.linear import TILES, proven_tile
 
@@ -27,16 +27,16 @@ def test_an_unknown_blas_is_said_once_and_in_the_fingerprint(
 ) -> None:
     monkeypatch.setattr(blas, "_libraries", list[Path])
     with caplog.at_level(logging.WARNING):
-        assert "unknown" in CpuBackend().fingerprint
+        assert "unknown" in ReferenceBackend().fingerprint
     assert len(caplog.records) == 1
 
 
 def test_the_fingerprint_names_the_tiles_in_use() -> None:
-    backend = CpuBackend(3)
+    backend = ReferenceBackend(3)
     backend.pack_linear([np.ones((4, 8), np.float32)])
     tiles = backend.fingerprint.split("tile=")[1].split()[0]
     assert int(tiles) in TILES
-    alone = CpuBackend(1)
+    alone = ReferenceBackend(1)
     alone.pack_linear([np.ones((4, 8), np.float32)])
     assert backend.fingerprint == alone.fingerprint
 

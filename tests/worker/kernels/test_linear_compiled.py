@@ -1,0 +1,139 @@
+"""The compiled linears: right, and the same bits at every level, batch and number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as any_of
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from tests.support.operators import backend, batch_of, compute, given, levels
+from worker.errors import KernelError
+from worker.kernels.checks import Floats
+from worker.kernels.library import Level
+from worker.kernels.packed import Format, to_float32
+
+FLOATS = (Format.F32, Format.BF16, Format.F16)
+BOUNDS = {Format.F32: 2e-6, Format.BF16: 6e-3, Format.F16: 1e-3}
+"""Error per unit of the sum of products' sizes, activations rounded for BF16."""
+
+
+def floats(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def linear(
+    x: Floats, weight: Any, bias: Any = None, *, form: Format = Format.F32,
+    level: Level | None = None, threads: int = 2,
+) -> Floats:  # fmt: skip
+    ops = backend(level, form, threads)
+    packed = ops.pack_linear([weight], [] if bias is None else [bias])
+    return compute(ops, lambda: ops.linear(given(x), packed), batch_of(len(x)))
+
+
+@pytest.mark.parametrize("form", FLOATS)
+@settings(max_examples=25, deadline=None)
+@any_of(
+    rows=st.integers(1, 40), inputs=st.integers(1, 150), outputs=st.integers(1, 90),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_near_the_product_and_equal_at_every_level(
+    form: Format, rows: int, inputs: int, outputs: int, seed: int
+) -> None:
+    x, weight = floats(rows, inputs, seed=seed), floats(outputs, inputs, seed=seed + 1)
+    bias = floats(outputs, seed=seed + 2)
+    results = [linear(x, weight, bias, form=form, level=level) for level in levels()]
+    exact = x.astype(np.float64) @ weight.T + bias
+    size = np.abs(x) @ np.abs(weight.T) + np.abs(bias)
+    assert (np.abs(results[0] - exact) <= BOUNDS[form] * size).all()
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("inputs", [64, 1100])
+def test_a_row_sees_neither_its_batch_nor_the_threads(form: Format, inputs: int) -> None:
+    x, weight = floats(401, inputs), floats(150, inputs, seed=1)
+    whole = linear(x, weight, form=form)
+    assert np.array_equal(linear(x, weight, form=form, threads=1), whole)
+    for rows in (1, 2, 3, 5, 11, 29):
+        part = linear(x[-rows:].copy(), weight, form=form, threads=3)
+        assert np.array_equal(part, whole[-rows:])
+
+
+def bf16_of(x: Floats) -> Floats:
+    """Round to bfloat16, ties to even, and back."""
+    bits = x.view(np.uint32)
+    return to_float32(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
+
+
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """A fused multiply-add of bfloat16 factors: exact in float64 for values of like size."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def test_bf16_is_the_dot_product_of_the_tile_instruction() -> None:
+    """Of 32 inputs the even and the odd ones are chains from zero; then both are added."""
+    x, weight = bf16_of(floats(4, 96)), bf16_of(floats(48, 96, seed=1))
+    total = np.zeros((4, 48), np.float32)
+    for block in range(0, 96, 32):
+        chains = [np.zeros((4, 48), np.float32) for _ in range(2)]
+        for k in range(block, block + 32):
+            chains[k % 2] = fused(x[:, k, None], weight[None, :, k], chains[k % 2])
+        total += chains[0] + chains[1]
+    assert np.array_equal(linear(x, weight, form=Format.BF16), total)
+
+
+def test_weights_of_any_dtype_and_parts_of_any_size_are_stacked() -> None:
+    x = floats(3, 40)
+    parts = [floats(n, 40, seed=n).astype(np.float16) for n in (16, 7, 30)]
+    ops = backend(weights=Format.F16)
+    packed = ops.pack_linear(parts)
+    stacked = compute(ops, lambda: ops.linear(given(x), packed), batch_of(3))
+    apart = [linear(x, part, form=Format.F16) for part in parts]
+    assert np.array_equal(stacked, np.concatenate(apart, axis=1))
+    halves = (floats(16, 40).view(np.uint32) >> 16).astype(np.uint16)
+    same = linear(x, to_float32(halves), form=Format.BF16)
+    assert np.array_equal(linear(x, halves, form=Format.BF16), same)
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_what_is_not_finite_stays_in_its_row(form: Format) -> None:
+    x, weight = floats(14, 64), floats(20, 64, seed=1)
+    expected = linear(x, weight, form=form)
+    x[3, 5], x[9, 0] = np.nan, np.inf
+    result = linear(x, weight, form=form)
+    assert not np.isfinite(result[[3, 9]]).any()
+    good = [row for row in range(14) if row not in (3, 9)]
+    assert np.array_equal(result[good], expected[good])
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_a_tied_head_gives_its_rows_back(form: Format) -> None:
+    ops, table = backend(weights=form), bf16_of(floats(37, 70))
+    rows = np.array([0, 36, 5, 5], np.int32)
+    lone = ops.pack_vector(table)
+    apart = compute(ops, lambda: ops.embedding(lone, None), batch_of(4, token_ids=rows))
+    tied = ops.pack_vector(table)
+    ops.pack_tied(tied)
+    packed = compute(ops, lambda: ops.embedding(tied, None), batch_of(4, token_ids=rows))
+    assert np.array_equal(apart, table[rows])
+    np.testing.assert_allclose(packed, apart, rtol=1e-3, atol=1e-6)
+    if form is not Format.F16:
+        assert np.array_equal(packed, apart)
+
+
+def test_wrong_operands_are_named() -> None:
+    ops = backend()
+    with pytest.raises(KernelError, match="weight has dtype int64"):
+        ops.pack_linear([np.ones((4, 4), np.int64)])
+    with pytest.raises(KernelError, match="bias has shape"):
+        ops.pack_linear([floats(4, 4)], [floats(5)])
+    packed = ops.pack_linear([floats(4, 4)])
+    with pytest.raises(KernelError, match="x has width 5, expected 4"):
+        compute(ops, lambda: ops.linear(given(floats(1, 5)), packed), batch_of(1))
+    with pytest.raises(KernelError, match="outside of a recording"):
+        ops.linear(given(floats(1, 4)), packed)

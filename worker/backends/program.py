@@ -1,0 +1,102 @@
+"""Program: the records of one forward, their buffers, the one call that runs all. Live: one by one.
+
+Knows capacities and addresses. Knows no operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from worker.batch import Batch
+from worker.kernels.checks import Floats
+from worker.kernels.packed import aligned_bytes
+from worker.kernels.records import Buffer, Capacity, Record, Recording, Rows, address_of, c_step
+
+Out = TypeVar("Out", bound=tuple[Any, ...])
+"""What a forward returns: a named tuple, of buffers while it records, of arrays when it has run."""
+
+
+class Sink(Protocol):
+    """Where the operators of a backend go: into a recording, or straight to the kernels."""
+
+    def add(self, record: Record) -> None: ...
+
+
+class Recorder(Protocol):
+    """What a program asks of its backend."""
+
+    def record(self, sink: Sink, forward: Callable[[], Out]) -> Out: ...
+    def run(self, ops: int, num_ops: int, step: int) -> None: ...
+
+
+class Program(Generic[Out]):
+    """Records once, and places the buffers anew when a batch is larger than any before."""
+
+    def __init__(self, recorder: Recorder, forward: Callable[[], Out]) -> None:
+        self._recorder = recorder
+        self._recording = Recording()
+        self._results = recorder.record(self._recording, forward)
+        self._capacity: Capacity = (0,) * len(Rows)
+        self._ops = b""
+        self._arena = aligned_bytes(0)
+        self._address = 0
+
+    @property
+    def records(self) -> list[Record]:
+        return self._recording.records
+
+    @property
+    def arena_bytes(self) -> int:
+        return len(self._arena)
+
+    def run(self, batch: Batch) -> Out:
+        """Return the float32 results [rows, width]; valid until the next run."""
+        counts = counts_of(batch)
+        if any(count > most for count, most in zip(counts, self._capacity, strict=True)):
+            self._grow(counts)
+        step = c_step(batch)
+        self._recorder.run(self._address, len(self.records), ctypes.addressof(step))
+        return type(self._results)(*(self._view(result, counts) for result in self._results))
+
+    def _view(self, buffer: Buffer, counts: Capacity) -> Floats:
+        size = counts[buffer.rows] * buffer.width * buffer.item_bytes
+        raw = self._arena[buffer.offset : buffer.offset + size]
+        view: Floats = raw.view(np.float32).reshape(counts[buffer.rows], buffer.width)
+        return view
+
+    def _grow(self, counts: Capacity) -> None:
+        """Make room for `counts` rows of each kind, and write the records' addresses."""
+        most = (max(n, now, 1) for n, now in zip(counts, self._capacity, strict=True))
+        self._capacity = tuple(1 << (n - 1).bit_length() for n in most)
+        self._arena = aligned_bytes(0)  # let go of the old one first
+        self._arena = aligned_bytes(self._recording.place_buffers(self._capacity, self._results))
+        base = self._arena.ctypes.data
+        self._ops = b"".join(record.pack(base) for record in self.records)
+        self._address = address_of(self._ops)
+
+
+class Live:
+    """Runs every record as it comes, for one batch; each buffer becomes an array of its own."""
+
+    def __init__(self, recorder: Recorder, batch: Batch) -> None:
+        self.batch = batch
+        self._recorder = recorder
+        self._step = c_step(batch)
+        self._counts = counts_of(batch)
+
+    def add(self, record: Record) -> None:
+        for word in record.words:
+            if isinstance(word, Buffer) and word.given is None:
+                size = self._counts[word.rows] * word.width * word.item_bytes + word.fixed_bytes
+                raw = aligned_bytes(size)[: size - word.fixed_bytes]
+                word.given = raw.view(np.float32).reshape(self._counts[word.rows], -1)
+        packed = record.pack(0)
+        self._recorder.run(address_of(packed), 1, ctypes.addressof(self._step))
+
+
+def counts_of(batch: Batch) -> Capacity:
+    return len(batch.token_ids), len(batch.logit_rows), len(batch.state_rows)

@@ -1,0 +1,20 @@
+// Row gathers: token embeddings, and the rows that want logits.
+#include "linear.h"
+#include "operands.h"
+#include "program.h"
+
+namespace millrace {
+
+static constexpr int64_t ROWS_PER_PIECE = 8;
+
+}  // namespace millrace
+
+#define KERNEL_BODY "embedding_body.h"
+#include "each_level.h"
+
+namespace millrace {
+
+const Levels embedding_kernels = EVERY_LEVEL(embedding);
+const Levels take_rows_kernels = EVERY_LEVEL(take_rows);
+
+}  // namespace millrace

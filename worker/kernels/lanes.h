@@ -1,0 +1,201 @@
+// Lanes: sixteen floats, the one vector that kernels are written in, at every level. Included once
+// inside each level's namespace by `each_level.h`, so it has no guard and includes nothing.
+//
+// All operations round as IEEE 754 single precision does, and sums over lanes go down one fixed
+// tree: a kernel written in Lanes gives the same bits at every level. Nothing is contracted
+// (-ffp-contract=off): a fused multiply-add is one only where fma() is written.
+
+#if LANES_LEVEL == 512
+struct Lanes {
+  __m512 v;
+};
+inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
+inline Lanes splat(float a) { return {_mm512_set1_ps(a)}; }
+inline Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Lanes operator/(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Lanes square_root(Lanes a) { return {_mm512_sqrt_ps(a.v)}; }
+inline Lanes round_even(Lanes a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+inline Lanes times_power(Lanes a, Lanes n) {
+  __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(_mm512_slli_epi32(e, 23)))};
+}
+inline Lanes load_bf16(const bf16* p) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline Lanes load_f16(const f16* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
+inline Lanes even_bf16(const bf16* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+inline Lanes odd_bf16(const bf16* p) {
+  __m512i high = _mm512_set1_epi32(int(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high))};
+}
+inline void store_bf16(bf16* p, Lanes a) {
+  __m512i bits = _mm512_castps_si512(a.v);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  __m512i chosen = _mm512_mask_mov_epi32(rounded, nan, quiet);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+}
+
+#elif LANES_LEVEL == 256
+struct Lanes {
+  __m256 v, w;
+};
+inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Lanes a) { _mm256_storeu_ps(p, a.v), _mm256_storeu_ps(p + 8, a.w); }
+inline Lanes splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+inline Lanes operator+(Lanes a, Lanes b) {
+  return {_mm256_add_ps(a.v, b.v), _mm256_add_ps(a.w, b.w)};
+}
+inline Lanes operator-(Lanes a, Lanes b) {
+  return {_mm256_sub_ps(a.v, b.v), _mm256_sub_ps(a.w, b.w)};
+}
+inline Lanes operator*(Lanes a, Lanes b) {
+  return {_mm256_mul_ps(a.v, b.v), _mm256_mul_ps(a.w, b.w)};
+}
+inline Lanes operator/(Lanes a, Lanes b) {
+  return {_mm256_div_ps(a.v, b.v), _mm256_div_ps(a.w, b.w)};
+}
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+  return {_mm256_fmadd_ps(a.v, b.v, c.v), _mm256_fmadd_ps(a.w, b.w, c.w)};
+}
+inline Lanes larger(Lanes a, Lanes b) {
+  return {_mm256_max_ps(a.v, b.v), _mm256_max_ps(a.w, b.w)};
+}
+inline Lanes smaller(Lanes a, Lanes b) {
+  return {_mm256_min_ps(a.v, b.v), _mm256_min_ps(a.w, b.w)};
+}
+inline Lanes square_root(Lanes a) { return {_mm256_sqrt_ps(a.v), _mm256_sqrt_ps(a.w)}; }
+inline Lanes round_even(Lanes a) { return {_mm256_round_ps(a.v, 8), _mm256_round_ps(a.w, 8)}; }
+inline __m256 power(__m256 n) {
+  __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+inline Lanes times_power(Lanes a, Lanes n) {
+  return {_mm256_mul_ps(a.v, power(n.v)), _mm256_mul_ps(a.w, power(n.w))};
+}
+inline __m256 widen_bf16(const bf16* p) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Lanes load_bf16(const bf16* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+inline Lanes load_f16(const f16* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline __m256i words(const bf16* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline Lanes even_bf16(const bf16* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(words(p), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(words(p + 16), 16))};
+}
+inline Lanes odd_bf16(const bf16* p) {
+  __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(words(p), high)),
+          _mm256_castsi256_ps(_mm256_and_si256(words(p + 16), high))};
+}
+inline __m256i rounded_bf16(__m256 a) {
+  __m256i bits = _mm256_castps_si256(a);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+inline void store_bf16(bf16* p, Lanes a) {
+  __m256i packed = _mm256_packus_epi32(rounded_bf16(a.v), rounded_bf16(a.w));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+#else
+struct Lanes {
+  float v[16];
+};
+#define EACH_LANE(expression)                    \
+  Lanes out;                                     \
+  for (int i = 0; i < 16; i++) out.v[i] = (expression); \
+  return out
+inline Lanes load(const float* p) { EACH_LANE(p[i]); }
+inline void store(float* p, Lanes a) { memcpy(p, a.v, sizeof a.v); }
+inline Lanes splat(float a) { EACH_LANE(a); }
+inline Lanes operator+(Lanes a, Lanes b) { EACH_LANE(a.v[i] + b.v[i]); }
+inline Lanes operator-(Lanes a, Lanes b) { EACH_LANE(a.v[i] - b.v[i]); }
+inline Lanes operator*(Lanes a, Lanes b) { EACH_LANE(a.v[i] * b.v[i]); }
+inline Lanes operator/(Lanes a, Lanes b) { EACH_LANE(a.v[i] / b.v[i]); }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) { EACH_LANE(__builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+// As the x86 instructions: the second operand when either is not a number.
+inline Lanes larger(Lanes a, Lanes b) { EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline Lanes smaller(Lanes a, Lanes b) { EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline Lanes square_root(Lanes a) { EACH_LANE(__builtin_sqrtf(a.v[i])); }
+inline Lanes round_even(Lanes a) { EACH_LANE(__builtin_rintf(a.v[i])); }
+inline Lanes times_power(Lanes a, Lanes n) {
+  EACH_LANE(a.v[i] * from_bits(uint32_t(int32_t(n.v[i]) + 127) << 23));
+}
+inline Lanes load_bf16(const bf16* p) { EACH_LANE(from_bf16(p[i])); }
+inline Lanes load_f16(const f16* p) { EACH_LANE(from_f16(p[i])); }
+inline Lanes even_bf16(const bf16* p) { EACH_LANE(from_bf16(p[2 * i])); }
+inline Lanes odd_bf16(const bf16* p) { EACH_LANE(from_bf16(p[2 * i + 1])); }
+inline void store_bf16(bf16* p, Lanes a) {
+  for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
+}
+#undef EACH_LANE
+#endif
+
+inline Lanes zero() { return splat(0.0f); }
+
+// Fold halves onto each other: 16 → 8 → 4 → 2 → 1.
+inline float sum(Lanes a) {
+  float v[16];
+  store(v, a);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
+}
+inline float largest(Lanes a) {
+  float v[16];
+  store(v, a);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  return v[0];
+}
+
+// The first `count` floats at p, the other lanes `fill`.
+inline Lanes load_part(const float* p, int64_t count, float fill) {
+  float v[16];
+  for (int i = 0; i < 16; i++) v[i] = i < count ? p[i] : fill;
+  return load(v);
+}
+inline void store_part(float* p, Lanes a, int64_t count) {
+  float v[16];
+  store(v, a);
+  for (int64_t i = 0; i < count; i++) p[i] = v[i];
+}
+
+// e^x, relative error below 2e-7; 0 below -87.4 (flushed), inf above 88.8, NaN stays. Range reduction by ln 2 in two
+// parts, then a polynomial of degree 6 (Cephes expf).
+inline Lanes exponential(Lanes x) {
+  x = smaller(splat(89.0f), larger(splat(-104.0f), x));
+  Lanes n = round_even(x * splat(1.44269504088896341f));
+  Lanes r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Lanes p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  Lanes half = round_even(n * splat(0.5f));  // 2^n in two steps: n itself may be 128
+  return times_power(times_power(p, half), n - half);
+}

@@ -1,0 +1,40 @@
+// Which instructions this machine has, and the state of the floating-point unit that makes all
+// levels round alike.
+#pragma once
+#include "types.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace millrace {
+
+enum class Level : int32_t { PORTABLE, AVX2, AVX512, AMX };
+
+// The highest level that processor and operating system both allow. Asks for AMX permission.
+Level highest_level();
+
+// While it lives, this thread flushes denormals, in and out, as the AMX tile unit always does.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(before_ | 1u << 24));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
+#endif
+};
+
+}  // namespace millrace

@@ -1,0 +1,85 @@
+"""The compiled kernels: found or compiled, loaded, and called through ctypes.
+
+Knows the C functions of `program.cpp` and `linear_pack.cpp`. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from worker.kernels.compile import SOURCES, CompileError, compile_library, sources_hash
+
+log = logging.getLogger(__name__)
+
+PACKAGED = "millrace-packaged.so"
+"""Made at install, beside the sources; valid while PACKAGED_HASH names these very sources."""
+PACKAGED_HASH = "millrace-packaged.hash"
+
+
+class Level(IntEnum):
+    """Instruction sets, lowest first; as in `levels.h`."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+    AMX = 3
+
+
+LEVEL_NAMES = ("auto", "amx", "avx512", "avx2", "portable", "reference")
+
+
+class Library:
+    """The functions of one shared library."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        self.open = self._function("millrace_open", pointer, i32)
+        self.close = self._function("millrace_close", None, pointer)
+        self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
+        self.pack = self._function(
+            "millrace_pack", None, pointer, pointer, i64, i64, i64, pointer, i64, i64
+        )
+        self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())
+        self.highest_level = Level(self._function("millrace_highest_level", i32)())
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function: Any = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+        return function  # type: ignore[no-any-return]
+
+    def level(self, wanted: str) -> Level:
+        """Return the level named, or the highest for auto; raise ValueError for one not here."""
+        if wanted == "auto":
+            return self.highest_level
+        level = Level[wanted.upper()]
+        if level > self.highest_level:
+            raise ValueError(
+                f"kernel_level is {wanted!r}, this machine has {self.highest_level.name.lower()}"
+            )
+        return level
+
+
+def default_cache_dir() -> Path:
+    return Path.home() / ".cache" / "millrace"
+
+
+@cache
+def load_library(cache_dir: Path | None = None, compiler: str = "") -> Library | None:
+    """Load the packaged library, or the cached one, or compile; None, and one line, without any."""
+    packaged = SOURCES / PACKAGED
+    mark = SOURCES / PACKAGED_HASH
+    if packaged.exists() and mark.exists() and mark.read_text() == sources_hash():
+        return Library(packaged)
+    try:
+        return Library(compile_library((cache_dir or default_cache_dir()) / "kernels", compiler))
+    except (CompileError, OSError) as error:
+        log.warning("SLOW: no compiled kernels, NumPy computes: %s", error)
+        return None

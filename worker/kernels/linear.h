@@ -1,0 +1,71 @@
+// The packed linear: out[t] = weight @ x[t] + bias, one weight layout and one order of summation
+// for every number of rows.
+//
+// Outputs stand in panels of 16, one per lane. A panel holds its inputs in order, filled up with
+// zeros to whole blocks; `linear_pack.cpp` writes it:
+//   F32, F16  [K][16]          one input after the other
+//   BF16      [K / 2][16][2]   inputs in pairs: a line of 64 bytes, sixteen lines are a tile of AMX
+//   INT8      [K / 4][16][4]   unsigned, value + 128
+//   INT4      [K / 8][16][4]   inputs k .. k + 3 in the low halves, k + 4 .. k + 7 in the high ones,
+//                              unsigned, value + 8
+//
+// Floats: the canonical dot product is that of the AMX tile instruction. Of every 32 inputs the even
+// and the odd ones form a chain of fused multiply-adds from zero each; the two are added, then added
+// to the sum so far. BF16 rounds the activations to bf16 first.
+//
+// Integers: activations are quantised per row and group of inputs, in the same way whatever the
+// number of rows; products and sums over a group are exact; the groups are added in order by fused
+// multiply-adds in single precision.
+#pragma once
+#include "types.h"
+
+namespace millrace {
+
+constexpr int64_t PANEL = 16;
+constexpr int64_t BLOCK = 32;         // inputs of a float block
+constexpr int64_t INT8_GROUP = 128;   // inputs that share an activation scale
+
+struct LinearArguments {
+  const float* x;        // [rows, num_inputs]
+  const uint8_t* weight; // packed panels
+  const uint8_t* scales; // INT8: float32 [outputs]; INT4: bf16 [panels][groups][16]
+  const float* bias;     // [outputs] of whole panels, or null
+  float* out;            // [rows, num_outputs]
+  uint8_t* scratch;      // `linear_scratch_bytes` for every row
+  int64_t num_inputs;
+  int64_t num_outputs;
+  Format format;
+  int64_t group;         // inputs that share a scale: 128 or 64
+};
+
+constexpr int64_t padded_inputs(Format format, int64_t num_inputs, int64_t group) {
+  int64_t unit = format == Format::INT8 || format == Format::INT4 ? group : BLOCK;
+  return (num_inputs + unit - 1) / unit * unit;
+}
+
+// Bytes of one panel's weights for `inputs` inputs.
+constexpr int64_t panel_bytes(Format format, int64_t inputs) {
+  switch (format) {
+    case Format::F32: return inputs * PANEL * 4;
+    case Format::INT8: return inputs * PANEL;
+    case Format::INT4: return inputs * PANEL / 2;
+    default: return inputs * PANEL * 2;
+  }
+}
+
+// Input k of the output in `lane` of a panel; of the integer formats without scale.
+inline float packed_value(const uint8_t* panel, Format format, int64_t lane, int64_t k) {
+  switch (format) {
+    case Format::F32: return ((const float*)panel)[k * PANEL + lane];
+    case Format::F16: return from_f16(((const f16*)panel)[k * PANEL + lane]);
+    case Format::BF16:
+      return from_bf16(((const bf16*)panel)[k / 2 * 2 * PANEL + lane * 2 + k % 2]);
+    case Format::INT8: return float(int(panel[k / 4 * 4 * PANEL + lane * 4 + k % 4]) - 128);
+    default: {
+      uint8_t both = panel[k / 8 * 4 * PANEL + lane * 4 + k % 4];
+      return float(int(k % 8 < 4 ? both & 15 : both >> 4) - 8);
+    }
+  }
+}
+
+}  // namespace millrace

@@ -1,0 +1,100 @@
+// The arguments of the operators around the linears, in the order in which `backends/cpu.py`
+// records them. Activations are float32 and contiguous.
+#pragma once
+#include "types.h"
+
+namespace millrace {
+
+// out[t] = table[token_ids[t]]; a packed table is the weight of the tied head.
+struct EmbeddingArguments {
+  const uint8_t* table;   // [vocabulary, width], or packed panels
+  const uint8_t* scales;  // of a packed table, see `linear.h`
+  float* out;             // [rows, width]
+  int64_t width;
+  Format format;
+  int64_t packed;         // 0 or 1
+  int64_t group;
+};
+
+// out[r] = x[rows[r]], `rows` being those of the step whose logits, or states, are wanted.
+struct TakeRowsArguments {
+  const float* x;  // [tokens, width]
+  float* out;      // [rows, width]
+  int64_t width;
+};
+
+struct RmsNormArguments {
+  const float* x;       // [rows, width]
+  const float* weight;  // [width]
+  float* out;           // [rows, width]
+  int64_t width;
+  double eps;
+};
+
+// sum = x + residual; out = rms_norm(sum)
+struct AddRmsNormArguments {
+  const float* x;         // [rows, width]
+  const float* residual;  // [rows, width]
+  const float* weight;    // [width]
+  float* out;             // [rows, width]
+  float* sum;             // [rows, width]
+  int64_t width;
+  double eps;
+};
+
+// Rotate q and k, store k and v in the cache, write q.
+struct RopeArguments {
+  const float* qkv;    // [tokens, (num_heads + 2 num_kv_heads) head_dim]
+  float* q;            // [tokens, num_heads, head_dim]
+  uint8_t* keys;       // [num_blocks, block_size, num_kv_heads, head_dim]
+  uint8_t* values;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  Format cache_format;  // F32 or BF16
+  const float* frequencies;  // [head_dim / 2], radians per position
+  double attention_factor;   // of cos and sin
+};
+
+// out = qkv with every head of q and k rms-normalised.
+struct HeadNormArguments {
+  const float* qkv;       // [tokens, (num_heads + 2 num_kv_heads) head_dim]
+  const float* q_weight;  // [head_dim]
+  const float* k_weight;
+  float* out;             // as qkv
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  double eps;
+};
+
+// Turn the stored keys of some cells by `delta` positions. Run by itself: the step's tokens are the
+// cells, and its `cells` name them.
+struct RopeShiftArguments {
+  uint8_t* keys;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  Format cache_format;
+  const float* frequencies;
+  int64_t delta;
+};
+
+struct AttentionArguments {
+  const float* q;         // [tokens, num_heads, head_dim]
+  const uint8_t* keys;    // as above
+  const uint8_t* values;
+  float* out;             // [tokens, num_heads head_dim]
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  Format cache_format;
+  int64_t window;         // a token sees the last `window` positions, its own included; 0 = all
+};
+
+struct SiluMulArguments {
+  const float* gate_up;  // [tokens, 2 width], gate beside up
+  float* out;            // [tokens, width]
+  int64_t width;
+};
+
+}  // namespace millrace

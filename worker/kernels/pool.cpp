@@ -1,0 +1,120 @@
+// Pool: a thread without work spins for SPIN_NS, then sleeps until the next job. An idle library
+// uses no processor time, and a spin is too short to take a core from a process that needs it.
+#include "pool.h"
+
+#include <ctime>
+#include <cstdlib>
+#include <new>
+
+#include "levels.h"
+
+namespace millrace {
+
+static constexpr int64_t SPIN_NS = 50'000;
+static constexpr int SPINS_PER_LOOK = 64;
+
+static int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+static void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spin until `done()` or the time is up; say whether it is done.
+template <class Done>
+static bool spin(Done&& done) {
+  int64_t end = now_ns() + SPIN_NS;
+  do {
+    for (int i = 0; i < SPINS_PER_LOOK; i++) {
+      if (done()) return true;
+      relax();
+    }
+  } while (now_ns() < end);
+  return done();
+}
+
+Pool::Pool(int num_threads) {
+  seats_ = static_cast<Seat*>(calloc(size_t(max_of(num_threads, 1)), sizeof(Seat)));
+  for (int i = 0; i + 1 < num_threads; i++) {
+    seats_[i] = {this, {}, i + 1};
+    if (pthread_create(&seats_[i].thread, nullptr, serve, &seats_[i]) != 0) break;
+    num_started_++;
+  }
+}
+
+Pool::~Pool() {
+  pthread_mutex_lock(&mutex_);
+  stop_ = true;
+  pthread_cond_broadcast(&wake_);
+  pthread_mutex_unlock(&mutex_);
+  for (int i = 0; i < num_started_; i++) pthread_join(seats_[i].thread, nullptr);
+  free(seats_);
+}
+
+void* Pool::serve(void* argument) {
+  Seat* seat = static_cast<Seat*>(argument);
+  FlushDenormals flush;
+  uint32_t seen = 0;
+  while (seat->pool->wait_for_job(seen)) {
+    seen = uint32_t(seat->pool->ticket_.load(std::memory_order_acquire) >> 32);
+    seat->pool->pull(seen, seat->number);
+  }
+  return nullptr;
+}
+
+bool Pool::wait_for_job(uint32_t seen) {
+  auto ready = [&] { return uint32_t(ticket_.load() >> 32) != seen || stop_.load(); };
+  if (!spin(ready)) {
+    pthread_mutex_lock(&mutex_);
+    num_asleep_++;
+    while (!ready()) pthread_cond_wait(&wake_, &mutex_);
+    num_asleep_--;
+    pthread_mutex_unlock(&mutex_);
+  }
+  return !stop_.load();
+}
+
+void Pool::pull(uint32_t job, int thread) {
+  for (;;) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    int64_t count = count_.load(std::memory_order_relaxed);
+    Call call = call_.load(std::memory_order_relaxed);
+    void* piece = piece_.load(std::memory_order_relaxed);
+    int64_t number = int64_t(ticket & 0xffffffff);
+    if (uint32_t(ticket >> 32) != job || number >= count) return;
+    // Success proves that no newer job was published since `ticket` was read, so the three
+    // fields above belong to this one.
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+    call(piece, number, thread);
+    num_left_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void Pool::share(int64_t count, Call call, void* piece) {
+  uint32_t job = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  // A thread late to the last job must find it empty while the fields change under it.
+  count_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t(job) << 32 | 0xffffffff, std::memory_order_seq_cst);
+  call_.store(call, std::memory_order_relaxed);
+  piece_.store(piece, std::memory_order_relaxed);
+  num_left_.store(count, std::memory_order_relaxed);
+  count_.store(count, std::memory_order_relaxed);
+  ticket_.store(uint64_t(job + 1) << 32, std::memory_order_seq_cst);
+  if (num_asleep_.load() > 0) {
+    pthread_mutex_lock(&mutex_);
+    pthread_cond_broadcast(&wake_);
+    pthread_mutex_unlock(&mutex_);
+  }
+  pull(job + 1, 0);
+  auto done = [&] { return num_left_.load(std::memory_order_acquire) == 0; };
+  while (!spin(done)) sched_yield();
+}
+
+}  // namespace millrace

@@ -1,0 +1,63 @@
+// The library's own threads. Work is cut into numbered pieces that do not depend on the number of
+// threads, so that no result does; pieces are pulled, so that a thread which the system holds back
+// costs at most the piece it is at, and one that never wakes costs nothing.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace millrace {
+
+class Pool {
+ public:
+  // The caller of `each` is one of the threads.
+  explicit Pool(int num_threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+
+  int num_threads() const { return num_started_ + 1; }
+
+  // Call piece(number, thread) for every number in 0..count-1, in any order, and wait for all.
+  // `thread` is in 0..num_threads-1 and belongs to one running piece at a time.
+  template <class Piece>
+  void each(int64_t count, Piece&& piece) {
+    if (count <= 0) return;
+    if (count == 1 || num_started_ == 0) {
+      for (int64_t i = 0; i < count; i++) piece(i, 0);
+      return;
+    }
+    share(
+        count, [](void* p, int64_t i, int thread) { (*static_cast<Piece*>(p))(i, thread); },
+        const_cast<void*>(static_cast<const void*>(&piece)));
+  }
+
+ private:
+  using Call = void (*)(void*, int64_t, int);
+  static void* serve(void* seat);
+  void share(int64_t count, Call call, void* piece);
+  void pull(uint32_t job, int thread);
+  bool wait_for_job(uint32_t seen);
+
+  struct Seat {
+    Pool* pool;
+    pthread_t thread;
+    int number;
+  };
+  Seat* seats_;
+  int num_started_ = 0;
+
+  // Job number in the upper half, next piece in the lower: a thread that comes late to a job can
+  // take nothing of the next one by mistake.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> num_left_{0};
+  alignas(64) std::atomic<int64_t> count_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<void*> piece_{nullptr};
+  alignas(64) std::atomic<int> num_asleep_{0};
+  std::atomic<bool> stop_{false};
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER;
+};
+
+}  // namespace millrace

@@ -1,0 +1,55 @@
+// The library's door: open a set of threads, run a list of operators, close. Plain C for ctypes.
+#include "program.h"
+
+#include <cstdlib>
+#include <new>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace millrace {
+
+static const Levels* kernels_of(Kind kind) {
+  switch (kind) {
+    case Kind::LINEAR: return &linear_kernels;
+    case Kind::EMBEDDING: return &embedding_kernels;
+    case Kind::TAKE_ROWS: return &take_rows_kernels;
+    default: return nullptr;
+  }
+}
+
+}  // namespace millrace
+
+using namespace millrace;
+
+EXPORT int32_t millrace_highest_level() { return int32_t(highest_level()); }
+
+// The operators this library has, as a set of bits; the Python side compares it with its own list.
+EXPORT uint64_t millrace_kinds() {
+  uint64_t found = 0;
+  for (int32_t kind = 0; kind < int32_t(Kind::COUNT); kind++)
+    if (kernels_of(Kind(kind))) found |= 1ull << kind;
+  return found;
+}
+
+EXPORT void* millrace_open(int32_t num_threads) {
+  void* memory = aligned_alloc(64, (sizeof(Pool) + 63) / 64 * 64);
+  return memory ? new (memory) Pool(num_threads) : nullptr;
+}
+
+EXPORT void millrace_close(void* pool) {
+  static_cast<Pool*>(pool)->~Pool();
+  free(pool);
+}
+
+// Run the operators in order. Returns 0, or 1 + the number of the first whose kind is unknown.
+EXPORT int64_t millrace_run(void* pool, int32_t level, const Op* ops, int64_t num_ops,
+                            const Step* step) {
+  FlushDenormals flush;
+  Run run{*static_cast<Pool*>(pool), *step};
+  for (int64_t i = 0; i < num_ops; i++) {
+    const Levels* kernels = kernels_of(ops[i].kind);
+    if (!kernels) return i + 1;
+    if (step->count(ops[i].rows) > 0) kernels->at(Level(level))(run, ops[i]);
+  }
+  return 0;
+}

@@ -1,0 +1,41 @@
+// What a kernel is given, and how it is entered into the table of `program.cpp`.
+#pragma once
+#include "levels.h"
+#include "pool.h"
+#include "types.h"
+
+namespace millrace {
+
+struct Run {
+  Pool& pool;
+  const Step& step;
+};
+
+using Kernel = void (*)(const Run&, const Op&);
+
+// One kernel at the four levels; a level without one of its own takes the one below.
+struct Levels {
+  Kernel portable, avx2, avx512, amx;
+
+  Kernel at(Level level) const {
+    switch (level) {
+      case Level::AMX: return amx;
+      case Level::AVX512: return avx512;
+      case Level::AVX2: return avx2;
+      default: return portable;
+    }
+  }
+};
+
+#if defined(__x86_64__)
+#define EVERY_LEVEL(name) {portable::name, avx2::name, avx512::name, avx512::name}
+#else
+#define EVERY_LEVEL(name) {portable::name, portable::name, portable::name, portable::name}
+#endif
+
+// Each is defined in the file of its operator.
+extern const Levels linear_kernels;
+extern const Levels embedding_kernels;
+extern const Levels take_rows_kernels;
+
+}  // namespace millrace
