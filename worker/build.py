@@ -13,6 +13,7 @@ from pathlib import Path
 from protos import worker as wire
 from worker.backends.choice import CpuChoice, choose_backend
 from worker.errors import ModelFolderError
+from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes
 from worker.memory import default_kv_cache_bytes
@@ -44,6 +45,7 @@ class LoadedModel:
     layout: str
     max_ubatch_tokens: int
     """0 = a step is computed in one pass."""
+    grammars: Grammars
 
     @property
     def block_size(self) -> int:
@@ -78,7 +80,8 @@ class LoadedModel:
             },
         )
         limits = PassLimits(self.max_ubatch_tokens or NO_LIMIT, MAX_LOGITS)
-        return ModelRunner(self.model, self.backend, cache, self.config.vocab_size, limits)
+        size = self.config.vocab_size
+        return ModelRunner(self.model, self.backend, cache, size, limits, self.grammars)
 
 
 def load_model(
@@ -105,7 +108,7 @@ def load_model(
     model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
         config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout,
-        max_ubatch_tokens,
+        max_ubatch_tokens, Grammars(folder / "tokenizer.json", config.vocab_size),
     )  # fmt: skip
 
 

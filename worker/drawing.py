@@ -58,6 +58,12 @@ class Drawing:
         self._bulks: list[wire.Bulk] = []
         self._faults: list[wire.SequenceFault] = []
 
+    def expect(self, work: Sequence[Work]) -> None:
+        """Have the masks of grammars computed while the logits are."""
+        for item in work:
+            if item.num_logits and (grammar := item.row.draw.grammar) is not None:
+                grammar.prefetch(item.row.history.output_ids)
+
     def take(self, work: Sequence[Work], logits: Floats) -> None:
         """Draw from float32 logits [R, V]: the last `num_logits` positions of each of `work`.
 

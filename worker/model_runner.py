@@ -18,6 +18,7 @@ from worker.backends.base import LayerCache, Step
 from worker.batch import Batch, Work, gather
 from worker.drawing import Drawing
 from worker.errors import RowError
+from worker.grammar import Grammars
 from worker.kv_cache import KvCache
 from worker.models.decoder import Outputs
 from worker.rows import Row, Rows
@@ -53,12 +54,18 @@ class ModelRunner:
     """Executes plans in order; owns rows and cache, and nothing outlives it but the weights."""
 
     def __init__(
-        self, model: Model, device: Device, cache: KvCache, vocab_size: int, limits: PassLimits
+        self,
+        model: Model,
+        device: Device,
+        cache: KvCache,
+        vocab_size: int,
+        limits: PassLimits,
+        grammars: Grammars | None = None,
     ) -> None:
         self._limits = limits
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
-        self._rows = Rows(vocab_size)
+        self._rows = Rows(vocab_size, grammars)
         self._sampler = Sampler(vocab_size)
 
     @property
@@ -87,6 +94,7 @@ class ModelRunner:
         forward_s = sample_s = 0.0
         for work in ubatches(admitted.work, self._limits):
             begin = clock()
+            drawing.expect(work)
             outputs = self._forward(gather(work, self._cache.block_size))
             middle = clock()
             drawing.take(work, outputs.logits)

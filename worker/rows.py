@@ -11,6 +11,7 @@ import numpy as np
 
 from protos import worker as wire
 from worker.errors import RowError
+from worker.grammar import Grammars
 from worker.kernels.checks import Ints
 from worker.pooling import Pool
 from worker.sampling.candidates import History
@@ -58,7 +59,9 @@ class Row:
     garbage that the next step writes over: no token looks at positions after its own.
     """
 
-    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
+    def __init__(
+        self, start: wire.SequenceStart, vocab_size: int, grammars: Grammars | None = None
+    ) -> None:
         known = np.frombuffer(start.token_ids, "<u4")
         if not 0 <= start.num_computed < len(known):
             raise RowError(f"{start.num_computed} of {len(known)} tokens are said to be computed")
@@ -67,7 +70,7 @@ class Row:
         self.seq_id = start.seq_id
         self.num_prompt_tokens = start.num_prompt_tokens
         self.num_computed = start.num_computed
-        self.draw = Draw(start, vocab_size)
+        self.draw = Draw(start, vocab_size, grammars)
         self.pool = Pool(start) if start.pooling else None
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._tokens = Column(known.astype(np.int32))
@@ -148,8 +151,9 @@ class Row:
 class Rows:
     """The live rows by seq_id. A row that failed is forgotten: its later steps say nothing."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, grammars: Grammars | None = None) -> None:
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._rows: dict[int, Row] = {}
         self._failed: set[int] = set()
 
@@ -165,7 +169,7 @@ class Rows:
     def start(self, start: wire.SequenceStart) -> Row:
         """Add a row, in place of any of the same id; raise RowError when it cannot run."""
         self.drop([start.seq_id])
-        row = Row(start, self._vocab_size)
+        row = Row(start, self._vocab_size, self._grammars)
         self._rows[start.seq_id] = row
         return row
 

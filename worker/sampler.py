@@ -20,7 +20,7 @@ from worker.sampling.candidates import Candidates, History
 from worker.sampling.draw import Draw
 from worker.sampling.trace import Trace
 
-FORBIDDING = ("min_tokens", "allowed_token_ids", "bad_words")
+FORBIDDING = ("allowed_token_ids", "bad_words")
 """Stages after which nothing may be left."""
 
 
@@ -50,7 +50,7 @@ class Sampler:
         if not np.isfinite(logits[likeliest]):  # of NaN among others, argmax finds the NaN
             return Drawn(row, fault="the model's logits are not finite")
         try:
-            if row.draw.is_greedy and not row.draw.stages and not row.draw.is_traced:
+            if row.draw.is_plain:
                 return Drawn(row, likeliest, _logprobs(logits, row, likeliest))
             trace = Trace() if row.draw.is_traced else None
             token_id = self._draw(logits, row, trace)
@@ -79,9 +79,14 @@ class Sampler:
     ) -> Candidates:
         """Return what the chain leaves of float32 [V] logits; RowError when that is nothing."""
         ids = self._ids
+        allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
+        if allowed is not None:
+            if len(allowed) == 0:
+                raise RowError("every token is forbidden by the grammar")
+            ids, logits = allowed, logits[allowed]
         if draw.shortlist is not None:
-            ids = draw.shortlist.ids(logits, float(logits.max()))
-            logits = logits[ids]
+            places = draw.shortlist.places(logits, float(logits.max()))
+            ids, logits = ids[places], logits[places]
         left = Candidates(ids, logits.astype(np.float64))
         if trace is not None:
             trace.note("logits", left)

@@ -12,7 +12,10 @@ from worker.sampling.candidates import Candidates, History, Recipe, column
 
 @dataclass(frozen=True, slots=True)
 class MinTokens:
-    """Forbids the stop ids before `min_tokens` output tokens. Not in the table: it always acts."""
+    """Forbids the stop ids before `min_tokens` output tokens, if anything else is left.
+
+    Nothing else is left when a grammar is complete. Not in the table: it always acts.
+    """
 
     min_tokens: int
     stop_token_ids: Ids
@@ -20,12 +23,13 @@ class MinTokens:
     @classmethod
     def create(cls, recipe: Recipe) -> MinTokens | None:
         active = recipe.min_tokens and recipe.stop_token_ids
-        return cls(recipe.min_tokens, np.array(recipe.stop_token_ids)) if active else None
+        return cls(recipe.min_tokens, np.unique(recipe.stop_token_ids)) if active else None
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         if len(history.output_ids) < self.min_tokens:
             places, _ = candidates.find(self.stop_token_ids)
-            candidates.logits[places] = -np.inf
+            if len(places) < len(candidates.ids):
+                candidates.logits[places] = -np.inf
         return candidates
 
 

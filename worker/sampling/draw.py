@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import common_pb2
 from protos import worker as wire
 from worker.errors import RowError
+from worker.grammar import Follower, Grammars
 from worker.sampling.candidates import Recipe, column
 from worker.sampling.chain import chain
 from worker.sampling.shortlist import Shortlist
 
 
 class Draw:
-    """The chain of a sequence and what its noise is made of. Holds nothing of its history."""
+    """The chain of a sequence, its grammar, and what its noise is made of.
 
-    def __init__(self, start: wire.SequenceStart, vocab_size: int) -> None:
+    Of the sequence's history it holds no more than how far the grammar has followed it.
+    """
+
+    def __init__(
+        self, start: wire.SequenceStart, vocab_size: int, grammars: Grammars | None = None
+    ) -> None:
         params = _decode(start.sampling)
         _check_ids(params, vocab_size)
         stop_token_ids = tuple(i for i in start.stop_token_ids if i < vocab_size)
@@ -28,6 +35,11 @@ class Draw:
         self.is_greedy = params.HasField("temperature") and params.temperature == 0
         self.is_traced = params.return_sampler_trace
         self.stages = chain(recipe, self.is_greedy)
+        self.grammar = _grammar(params, stop_token_ids, grammars)
+        self.is_plain = (
+            self.is_greedy and not (self.stages or self.is_traced) and self.grammar is None
+        )
+        """The likeliest token of the raw logits is drawn."""
         self.shortlist = None if self.is_traced else Shortlist.create(self.stages)
 
 
@@ -36,6 +48,16 @@ def _decode(sampling: bytes) -> common_pb2.SamplingParams:
         return common_pb2.SamplingParams.FromString(sampling)
     except DecodeError as error:
         raise RowError(f"sampling parameters cannot be decoded: {error}") from error
+
+
+def _grammar(
+    params: common_pb2.SamplingParams, stop_token_ids: tuple[int, ...], grammars: Grammars | None
+) -> Follower | None:
+    if params.grammar.kind == common_pb2.Grammar.NONE:
+        return None
+    if grammars is None:
+        raise RowError("this worker has no tokenizer, which grammars need")
+    return grammars.follow(params.grammar, np.array(stop_token_ids, np.int64))
 
 
 def _check_ids(params: common_pb2.SamplingParams, vocab_size: int) -> None:

@@ -48,8 +48,8 @@ class Shortlist:
                 break
         return cls(span, k) if k or span < math.inf else None
 
-    def ids(self, logits: Floats, highest: float) -> Ids:
-        """Return ids, rising, that hold every survivor of float32 [V] logits."""
+    def places(self, logits: Floats, highest: float) -> Ids:
+        """Return places, rising, that hold every survivor of float32 logits."""
         bound = highest - self.span - SLACK * (abs(highest) + self.span + 1)
         if self.k:
             bound = max(bound, low_bound(logits, self.k))

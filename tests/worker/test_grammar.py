@@ -1,0 +1,277 @@
+"""Grammars: every output parses, a state is a function of the tokens, errors say what was wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from protos import common_pb2
+from protos import worker as wire
+from tests.support.tiny_tokenizer import tiny_library
+from tests.worker.plans import columns, generate, sampling, start
+from worker.build import LoadedModel, load_model
+from worker.errors import RowError
+from worker.grammar import MAX_COMPILED, Grammars
+from worker.rows import Row
+from worker.sampler import Sampler
+
+VOCAB_SIZE = 320
+"""More than the tokenizer has, as embeddings are padded."""
+DEMO = Path(__file__).resolve().parents[2] / "millrace" / "demo_model"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "blü"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+LIBRARY = tiny_library()
+STOP: int = LIBRARY.token_to_id("<|im_end|>")
+THOUGHT: int = LIBRARY.token_to_id("</think>")
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
+    LIBRARY.save(str(path))
+    return Grammars(path, VOCAB_SIZE)
+
+
+def grammar(kind: str, text: Any, start_after: Sequence[int] = ()) -> common_pb2.Grammar:
+    return common_pb2.Grammar(
+        kind=common_pb2.Grammar.Kind.Value(kind),
+        text=text if isinstance(text, str) else json.dumps(text),
+        start_after=columns(start_after),
+    )
+
+
+def constrained(
+    grammars: Grammars, rule: common_pb2.Grammar, output: Sequence[int] = (), **fields: Any
+) -> Row:
+    """Return a row of one prompt token and this output so far."""
+    params = sampling(**{"temperature": 2.0} | fields, grammar=rule)
+    begin = start(
+        1, [1, *output], (), sampling=params, num_prompt_tokens=1, stop_token_ids=(STOP,)
+    )  # fmt: skip
+    return Row(begin, VOCAB_SIZE, grammars)
+
+
+def logits_at(index: int, seed: int) -> Any:
+    """Return what a model that knows nothing might say."""
+    return np.random.default_rng([seed, index]).standard_normal((1, VOCAB_SIZE)).astype(np.float32)
+
+
+def run(row: Row, seed: int, limit: int = 400) -> list[int]:
+    """Draw until the stop id and return the output before it."""
+    sampler = Sampler(VOCAB_SIZE)
+    while row.num_output_tokens < limit:
+        drawn = sampler.sample(logits_at(row.num_output_tokens, seed), [row])[0]
+        assert drawn.fault == ""
+        if drawn.token_id == STOP:
+            return row.history.output_ids.tolist()
+        row.append(drawn.token_id)
+    raise AssertionError("the grammar let the output run on")
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return LIBRARY.decode(token_ids)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_output_is_valid_whatever_the_model_says(grammars: Grammars, seed: int) -> None:
+    row = constrained(grammars, grammar("JSON_SCHEMA", SCHEMA), seed=seed)
+    jsonschema.validate(json.loads(text_of(run(row, seed))), SCHEMA)
+
+
+CASES: list[tuple[str, Any, str]] = [
+    ("REGEX", r"[a-c]{2,5}-[0-9]{3}", r"[a-c]{2,5}-[0-9]{3}"),
+    ("LARK", 'start: "x" num ("," num)*\nnum: /[0-9]{1,2}/', r"x[0-9]{1,2}(,[0-9]{1,2})*"),
+    ("CHOICE", ["yes", 'a "quoted"\n\\ one', "\x7f你|好"], r"yes|a \"quoted\"\n\\ one|\x7f你\|好"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "pattern"), CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_other_kinds_match(
+    grammars: Grammars, kind: str, text: Any, pattern: str, seed: int
+) -> None:
+    got = text_of(run(constrained(grammars, grammar(kind, text), seed=seed), seed))
+    assert re.fullmatch(pattern, got), got
+
+
+def test_an_empty_schema_is_any_object(grammars: Grammars) -> None:
+    follower = constrained(grammars, grammar("JSON_SCHEMA", "{}")).draw.grammar
+    assert follower is not None
+    allowed = follower.allowed(np.zeros(0, np.int32))
+    assert allowed is not None
+    assert ord("{") in allowed and not set(allowed) & set(map(ord, '["0tnf'))
+
+
+def test_padded_ids_and_special_tokens_are_never_allowed(grammars: Grammars) -> None:
+    follower = constrained(grammars, grammar("REGEX", "(?s:.*)")).draw.grammar
+    assert follower is not None
+    allowed = follower.allowed(np.zeros(0, np.int32))
+    assert allowed is not None and STOP in allowed
+    size = LIBRARY.get_vocab_size()
+    others = [LIBRARY.token_to_id(t) for t in ("<|endoftext|>", "<|im_start|>")]
+    assert allowed.max() < size and not set(others) & set(allowed.tolist())
+
+
+def test_stop_ids_are_allowed_exactly_when_the_grammar_is_complete(grammars: Grammars) -> None:
+    follower = constrained(grammars, grammar("REGEX", "ab?")).draw.grammar
+    assert follower is not None
+    expected = [[ord("a")], sorted([ord("b"), STOP]), [STOP], [STOP]]
+    output = np.array([ord("a"), ord("b"), STOP], np.int32)
+    for count, ids in enumerate(expected):
+        allowed = follower.allowed(output[:count])
+        assert allowed is not None
+        known = [i for i in allowed.tolist() if i < 256 or i == STOP]
+        assert known == ids
+
+
+def test_a_complete_grammar_outranks_min_tokens(grammars: Grammars) -> None:
+    rule = grammar("CHOICE", ["a"])
+    params = sampling(temperature=1.0, grammar=rule)
+    begin = start(
+        1, [1, ord("a")], (), sampling=params, num_prompt_tokens=1, min_tokens=9,
+        stop_token_ids=(STOP,),
+    )  # fmt: skip
+    row = Row(begin, VOCAB_SIZE, grammars)
+    assert Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].token_id == STOP
+
+
+def test_a_grammar_acts_only_after_its_id_sequence(grammars: Grammars) -> None:
+    rule = grammar("CHOICE", ["ok"], [THOUGHT, 10])
+    output = [ord("h"), THOUGHT, ord("m"), THOUGHT, 10, ord("o")]
+    follower = constrained(grammars, rule).draw.grammar
+    assert follower is not None
+    seen = [follower.allowed(np.array(output[:n], np.int32)) for n in range(len(output) + 1)]
+    assert [ids is None for ids in seen] == [True] * 5 + [False] * 2
+    assert [ids.tolist() for ids in seen[5:] if ids is not None] == [[ord("o")], [ord("k")]]
+
+
+def test_a_resumed_output_goes_on_as_if_undisturbed(grammars: Grammars) -> None:
+    rule = grammar("JSON_SCHEMA", SCHEMA, [THOUGHT])
+    whole = [5, 6, THOUGHT, *run(constrained(grammars, rule, [5, 6, THOUGHT], seed=3), 3)[3:]]
+    for cut in range(0, len(whole), 5):
+        if cut < 3:
+            continue
+        again = constrained(grammars, rule, whole[:cut], seed=3)
+        assert run(again, 3) == whole, cut
+
+
+def test_a_mask_that_was_computed_ahead_is_the_same(grammars: Grammars) -> None:
+    rule = grammar("JSON_SCHEMA", SCHEMA)
+    row, other = (constrained(grammars, rule) for _ in range(2))
+    first, second = row.draw.grammar, other.draw.grammar
+    assert first is not None and second is not None
+    output = np.frombuffer(b'{"name":"x', np.uint8).astype(np.int32)
+    for count in range(len(output) + 1):
+        if count % 3:
+            first.prefetch(output[: count - 1])  # an older one is not taken for the new
+            first.prefetch(output[:count])
+        assert np.array_equal(first.allowed(output[:count]), second.allowed(output[:count]))
+
+
+# ── errors and the cache ─────────────────────────────────────────────────────────────────────
+
+BAD: list[tuple[str, Any, str]] = [
+    ("JSON_SCHEMA", '{"type": ', "not JSON"),
+    ("JSON_SCHEMA", "[" * 100_000, "not JSON"),
+    ("JSON_SCHEMA", [1], "an object or a boolean"),
+    ("JSON_SCHEMA", {"type": "strin"}, "strin"),
+    ("JSON_SCHEMA", {"$ref": "http://example.com/a"}, "cannot be compiled"),
+    ("REGEX", "a(b", "unclosed group"),
+    ("LARK", "start: X\nX: /(.*a.{20})/ & /(.*b.{21})/ & ~/(.*c.{22})/", "fuel exhausted"),
+    ("LARK", "start: nothing", "unknown name"),
+    ("CHOICE", [], "not empty"),
+    ("CHOICE", ["a", 3], "list of strings"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "words"), BAD)
+def test_a_grammar_that_cannot_be_is_an_error_of_its_request(
+    grammars: Grammars, kind: str, text: Any, words: str
+) -> None:
+    rule = grammar(kind, text)
+    assert words in grammars.prepare(sampling(grammar=rule))
+    with pytest.raises(RowError, match=words):
+        constrained(grammars, rule)
+
+
+def test_an_output_that_breaks_its_grammar_is_a_fault(grammars: Grammars) -> None:
+    row = constrained(grammars, grammar("REGEX", "abc"), [ord("a"), ord("x")])
+    fault = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].fault
+    assert fault == f"token {ord('x')} does not follow the grammar"
+
+
+def test_no_tokenizer_or_library_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grammars: Grammars
+) -> None:
+    rule = grammar("REGEX", "only here")
+    assert "tokenizer.json" in Grammars(tmp_path / "tokenizer.json", 9).prepare(
+        sampling(grammar=rule)
+    )
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert "llguidance, it is not installed" in grammars.prepare(sampling(grammar=rule))
+
+
+def test_only_the_last_grammars_are_kept(grammars: Grammars) -> None:
+    for number in range(MAX_COMPILED + 5):
+        assert grammars.prepare(sampling(grammar=grammar("CHOICE", [f"n{number}"]))) == ""
+    assert len(grammars._compiled) == MAX_COMPILED
+
+
+# ── the runner ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load_model(DEMO, num_threads=1)
+
+
+def test_rows_with_grammars_in_a_batch_and_with_guesses(demo: LoadedModel) -> None:
+    """In company, alone, and with guesses: the same ids, and they parse."""
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    stop = library.token_to_id("<|im_end|>")
+    small = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+             "additionalProperties": False}  # fmt: skip
+    params = sampling(temperature=2.0, seed=5, grammar=grammar("JSON_SCHEMA", small))
+    fields: dict[str, Any] = {"sampling": params, "stop_token_ids": (stop,)}
+    prompt = library.encode("Say something.").ids
+    together = generate(demo.runner(40), {1: prompt, 2: prompt[:2], 3: prompt[1:]}, 45, **fields)
+    alone = generate(demo.runner(40), {1: prompt}, 45, **fields).token_ids[1]
+    assert together.token_ids[1] == alone
+    for ids in together.token_ids.values():
+        answer = ids[: ids.index(stop)] if stop in ids else ids
+        jsonschema.validate(json.loads(library.decode(answer)), small)
+    assert guessed(demo, prompt, alone, fields) == alone
+
+
+def guessed(
+    demo: LoadedModel, prompt: Sequence[int], known: Sequence[int], fields: dict[str, Any]
+) -> list[int]:
+    """Generate as many ids as are `known`, three guesses a step, some of them wrong."""
+    runner, got = demo.runner(40), list[int]()
+    result = runner.execute(wire.ExecutePlan(0, (start(1, prompt, range(20), **fields),)))
+    got += result.token_ids
+    while len(got) < len(known):
+        guesses = [*known[len(got) : len(got) + 2], 0]
+        step = wire.SequenceStep(1, 1 + len(guesses), (), tuple(guesses))
+        result = runner.execute(wire.ExecutePlan(len(got), steps=(step,)))
+        assert not result.faults and result.token_ids
+        got += result.token_ids
+    return got[: len(known)]

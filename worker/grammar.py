@@ -1,0 +1,226 @@
+"""Grammars: what an output must match, compiled by llguidance to masks over the vocabulary.
+
+A matcher's state is a function of the output ids alone: it is built again from them after a
+preemption, and follows them however many come in a step. llguidance is imported when the first
+grammar is asked for; a worker without it refuses such requests alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from protos import common_pb2
+from worker.errors import RowError
+from worker.kernels.checks import Ints
+from worker.noise import Ids
+from worker.sampling.candidates import Flags, column
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_COMPILED = 64
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""Between the tokens of JSON, as llama.cpp bounds it: a model in doubt likes blanks best."""
+MAX_LEXER_STATES = 50_000
+"""At 1 to 2 kB each. All other limits are llguidance's own."""
+
+Kind = common_pb2.Grammar.Kind
+
+
+class Grammars:
+    """Compiles grammars for one model folder and keeps the last ones. Thread-safe."""
+
+    def __init__(self, tokenizer_json: Path, vocab_size: int) -> None:
+        self._path = tokenizer_json
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[int, str], LLMatcher] = OrderedDict()
+        self._executor = ThreadPoolExecutor(1, "grammar")
+
+    def prepare(self, sampling: bytes) -> str:
+        """Compile what these SamplingParams ask for; return why that is not possible, or ""."""
+        try:
+            self._matcher(common_pb2.SamplingParams.FromString(sampling).grammar)
+        except RowError as error:
+            return str(error)
+        return ""
+
+    def follow(self, grammar: common_pb2.Grammar, stop_token_ids: Ids) -> Follower:
+        """Return a follower of an output that is still empty; raise RowError when it cannot be."""
+        matcher = self._matcher(grammar)
+        assert self._tokenizer is not None
+        ends = np.array(self._tokenizer.eos_tokens, np.int64)
+        stops = stop_token_ids if len(stop_token_ids) else ends[ends < self._vocab_size]
+        start_after = tuple(column(grammar.start_after).tolist())
+        vocabulary = _Vocabulary(self._vocab_size, ends, stops)
+        return Follower(matcher, start_after, vocabulary, self._executor)
+
+    def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
+        key = (int(grammar.kind), grammar.text)
+        with self._lock:
+            if (known := self._compiled.get(key)) is None:
+                known = self._compiled[key] = self._compile(grammar)
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return known.deep_copy()
+
+    def _compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ModuleNotFoundError as error:
+            raise RowError("grammars need the package llguidance, it is not installed") from error
+        if self._tokenizer is None:
+            self._tokenizer = _open(LLTokenizer, self._path, self._vocab_size)
+        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar), log_level=0, limits=_limits())
+        first = matcher.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # some limits are only met at the first token
+        if first.is_error():
+            raise RowError(f"the grammar cannot be compiled: {first.get_error()}")
+        return matcher
+
+
+def _open(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokenizer = make(text)
+        if tokenizer.vocab_size < vocab_size:  # embeddings are padded: those ids are never allowed
+            tokenizer = make(text, n_vocab=vocab_size)
+        return tokenizer
+    except Exception as error:
+        raise RowError(f"grammars need {path}: {error}") from error
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+
+def to_llguidance(grammar: common_pb2.Grammar) -> str:
+    """Return the grammar in llguidance's words; raise RowError when it is not what it claims."""
+    from llguidance import LLMatcher
+
+    kind, text = grammar.kind, grammar.text
+    if kind == Kind.LARK:
+        return LLMatcher.grammar_from_lark(text)
+    if kind == Kind.REGEX:
+        return LLMatcher.grammar_from_regex(text)
+    value = _json(text)
+    if kind == Kind.CHOICE:
+        if not isinstance(value, list) or not value or not all(isinstance(s, str) for s in value):
+            raise RowError("a choice must be a list of strings, and not empty")
+        words = (json.dumps(word).replace("\x7f", "\\u007f") for word in value)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(words))
+    if kind != Kind.JSON_SCHEMA or not isinstance(value, dict | bool):
+        raise RowError("a JSON schema must be an object or a boolean")
+    schema = msgspec.json.encode({"type": "object"} if value == {} else value).decode()
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RowError(f"the grammar is not JSON: {error}") from error
+
+
+class _Vocabulary:
+    """Ids by their role in an output: `ends` belong to the tokenizer, `stops` to the request."""
+
+    def __init__(self, size: int, ends: Ids, stops: Ids) -> None:
+        self.size = size
+        self.ends = ends[ends < size]
+        self.stops = stops
+
+    def flags(self, bits: bytes) -> Flags:
+        """Unpack one bit per id, as many as the model has."""
+        packed = np.frombuffer(bits, np.uint8)
+        flags = np.zeros(self.size, np.uint8)
+        known = np.unpackbits(packed, bitorder="little")[: self.size]
+        flags[: len(known)] = known
+        return flags.view(bool)
+
+
+class Follower:
+    """Where one output stands in its grammar."""
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        start_after: tuple[int, ...],
+        vocabulary: _Vocabulary,
+        executor: Executor,
+    ) -> None:
+        self._executor = executor
+        self._matcher = matcher
+        self._start_after = start_after
+        self._vocabulary = vocabulary
+        self._num_seen = 0
+        self._has_started = not start_after
+        self._has_ended = False
+        self._ahead: tuple[int, Future[Ids | None]] | None = None
+
+    def prefetch(self, output_ids: Ints) -> None:
+        """Begin to compute, in a thread, what `allowed` will be asked for after these ids."""
+        ids = output_ids.copy()
+        self._ahead = (len(ids), self._executor.submit(self._allowed, ids))
+
+    def allowed(self, output_ids: Ints) -> Ids | None:
+        """Return the ids that may come next, rising; None while the grammar does not act yet.
+
+        `output_ids` are those of the last call and any that have come since. When the grammar is
+        complete only stop ids are left. Raises RowError when an id does not follow the grammar.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            known = ahead[1].result()
+            if ahead[0] == len(output_ids):
+                return known
+        return self._allowed(output_ids)
+
+    def _allowed(self, output_ids: Ints) -> Ids | None:
+        for place in range(self._num_seen, len(output_ids)):
+            if self._has_started:
+                self._consume(int(output_ids[place]))
+            else:
+                tail = output_ids[max(0, place + 1 - len(self._start_after)) : place + 1]
+                self._has_started = tuple(tail.tolist()) == self._start_after
+        self._num_seen = len(output_ids)
+        if not self._has_started:
+            return None
+        return self._next()
+
+    def _consume(self, token_id: int) -> None:
+        matcher, stops = self._matcher, self._vocabulary.stops
+        if self._has_ended or (token_id in stops and matcher.is_accepting()):
+            self._has_ended = True
+        elif not matcher.consume_token(token_id):
+            raise RowError(f"token {token_id} does not follow the grammar")
+
+    def _next(self) -> Ids:
+        vocabulary, matcher = self._vocabulary, self._matcher
+        if self._has_ended or matcher.is_stopped():
+            self._check()
+            return np.unique(vocabulary.stops)
+        flags = vocabulary.flags(matcher.compute_bitmask())
+        self._check()
+        flags[vocabulary.ends] = False
+        if matcher.is_accepting():
+            flags[vocabulary.stops] = True
+        return np.flatnonzero(flags)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RowError(f"the grammar failed: {self._matcher.get_error()}")
