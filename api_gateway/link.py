@@ -104,6 +104,8 @@ class Link:
             self._deliver(message.batch)
         elif kind == "state":
             self._note_state(message.state)
+        elif kind == "bulk":
+            self.demux.deliver_bulk(message.bulk)
         else:
             raise Breach(f"unexpected message {kind!r}")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import repeat
 
-from protos.common_pb2 import Finish
-from protos.tokenizer_pb2 import TextBatch, TextLogprobs
+from protos.common_pb2 import Finish, PromptProgress
+from protos.tokenizer_pb2 import TextBatch, TextBulk, TextLogprobs
 
 
 class Mailbox:
@@ -56,10 +57,12 @@ class Mailbox:
 class Choice:
     """One token stream of a request: all that arrived, and what of it nobody has taken yet.
 
-    `token_ids` is a column; with `text_bytes` it is what a replay needs. `finish` is set once.
+    `token_ids` is a column; with `text_bytes`, the bytes of answer and reasoning together, it is
+    what a replay needs. `finish` is set once.
     """
 
     __slots__ = (
+        "bulks",
         "finish",
         "has_news",
         "index",
@@ -70,7 +73,9 @@ class Choice:
         "num_prompt_tokens",
         "num_seen",
         "number",
+        "progress",
         "prompt",
+        "reasoning",
         "slot",
         "text_bytes",
         "texts",
@@ -85,6 +90,10 @@ class Choice:
         self.index = index
         self.slot = -1
         self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        """Texts between the model's think tags, when these were asked for apart."""
+        self.bulks: list[TextBulk] = []
+        self.progress: PromptProgress | None = None
         self.text_bytes = 0
         self.token_ids = bytearray()
         self.num_prompt_tokens = 0
@@ -101,19 +110,25 @@ class Choice:
 
     def take_text(self) -> str:
         """Return the text that arrived since the last call."""
-        texts = self.texts
-        if len(texts) == 1:
-            return texts.pop()
-        text = "".join(texts)
-        texts.clear()
-        return text
+        return joined(self.texts)
+
+    def take_reasoning(self) -> str:
+        """Return the reasoning that arrived since the last call; it stands before the text."""
+        return joined(self.reasoning)
+
+    def take_bulks(self) -> list[TextBulk]:
+        """Return what came beside the columns since the last call."""
+        taken, self.bulks = self.bulks, []
+        return taken
 
     def take_logprobs(self) -> list[TextLogprobs]:
         """Return the logprobs that arrived since the last call."""
         taken, self.logprobs = self.logprobs, []
         return taken
 
-    def add(self, text_offset: int, text: str, token_offset: int, token_ids: bytes) -> bool:
+    def add(
+        self, text_offset: int, text: str, token_offset: int, token_ids: bytes, channel: int = 0
+    ) -> bool:
         """Take one entry, dropping what is already here; return False when a part is missing."""
         held = len(self.token_ids)
         if text_offset > self.text_bytes or token_offset * 4 > held:
@@ -121,7 +136,7 @@ class Choice:
         if text_offset < self.text_bytes:
             text = text.encode()[self.text_bytes - text_offset :].decode()
         if text:
-            self.texts.append(text)
+            (self.reasoning if channel else self.texts).append(text)
             self.text_bytes += len(text) if text.isascii() else len(text.encode())
         self.token_ids += token_ids[held - token_offset * 4 :]
         return True
@@ -170,23 +185,34 @@ class Demux:
         for row in batch.logprobs:
             if (choice := choices.get(row.slot)) is not None:
                 self._deliver_logprobs(choice, row)
+        for told in batch.progress:
+            if (choice := choices.get(told.slot)) is not None:
+                choice.progress = told
+                choice.mailbox.post(choice)
         for finish in batch.finishes:
             if (ended := choices.pop(finish.slot, None)) is not None:
                 ended.end(finish)
         return broken
+
+    def deliver_bulk(self, bulk: TextBulk) -> None:
+        """Hand on what came beside the columns."""
+        if (choice := self.choices.get(bulk.slot)) is not None:
+            choice.bulks.append(bulk)
+            choice.mailbox.post(choice)
 
     def _deliver_columns(self, batch: TextBatch) -> list[Choice]:
         choices, broken = self.choices, []
         token_ids, at = batch.token_ids, 0
         columns = (batch.slots, batch.text_offsets, batch.counts, batch.token_offsets)
         slots, offsets, counts, token_offsets = (memoryview(c).cast("I") for c in columns)
-        for slot, offset, text, count, token_offset in zip(
-            slots, offsets, batch.texts, counts, token_offsets, strict=True
+        channels = memoryview(batch.channels).cast("I") if batch.channels else repeat(0, len(slots))
+        for slot, offset, text, count, token_offset, channel in zip(
+            slots, offsets, batch.texts, counts, token_offsets, channels, strict=True
         ):
             end = at + 4 * count
             choice = choices.get(slot)
             if choice is not None:
-                if choice.add(offset, text, token_offset, token_ids[at:end]):
+                if choice.add(offset, text, token_offset, token_ids[at:end], channel):
                     choice.mailbox.post(choice)
                 else:
                     del choices[slot]
@@ -202,3 +228,12 @@ class Demux:
             choice.next_logprob = row.index + 1
             choice.logprobs.append(row)
             choice.mailbox.post(choice)
+
+
+def joined(texts: list[str]) -> str:
+    """Return `texts` as one and empty the list."""
+    if len(texts) == 1:
+        return texts.pop()
+    text = "".join(texts)
+    texts.clear()
+    return text

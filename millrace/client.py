@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protos.common_pb2 import Finish
-from protos.tokenizer_pb2 import TextLogprobs, TextRequest
+from protos.tokenizer_pb2 import TextBulk, TextLogprobs, TextRequest
 from worker.hooks import Callback, Hook
 
 
@@ -22,8 +22,11 @@ class Piece:
     choice: int
     """Position among the request's choices, from 0."""
     text: str = ""
+    reasoning: str = ""
+    """What the model thought; stands before the text."""
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TextLogprobs] = ()
+    bulks: Sequence[TextBulk] = ()
     finish: Finish | None = None
 
 

@@ -20,7 +20,7 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.scheduler import Scheduler
 from protos import worker as wire
-from protos.common_pb2 import EngineState
+from protos.common_pb2 import EngineState, Query
 from protos.engine_pb2 import GenerateRequest
 from tokenizer_service.pipeline import TextPipeline
 from worker.build import LoadedModel
@@ -88,6 +88,15 @@ class Bridge:
 
     def stop(self, slot: int, num_output_tokens: int) -> None:
         self._inbox.put(wire.StopAt(SESSION, slot, num_output_tokens))
+
+    def pause(self, slot: int) -> None:
+        self._inbox.put(wire.Pause(SESSION, slot))
+
+    def resume(self, slot: int) -> None:
+        self._inbox.put(wire.Resume(SESSION, slot))
+
+    def ask(self, query: Query) -> None:
+        self._inbox.put(wire.Query(SESSION, query.query_id, query.kind, query.body_json))
 
     def shut_down(self) -> None:
         self._inbox.put(wire.Shutdown())

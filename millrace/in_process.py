@@ -51,7 +51,7 @@ class InProcessClient:
         self._engine.start()
         self._prompts: dict[str, list[int]] = {}
         self._demux = Demux()
-        self._session = pipeline.open_session(self._take)
+        self._session = pipeline.open_session(self._take, self._demux.deliver_bulk)
         self._is_closed = False
 
     async def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:

@@ -25,7 +25,9 @@ class Taker:
             yield Piece(
                 choice=choice.number,
                 text=choice.take_text(),
+                reasoning=choice.take_reasoning(),
                 token_ids=array("I", bytes(choice.token_ids[begin:held])),
                 logprobs=choice.take_logprobs(),
+                bulks=choice.take_bulks(),
                 finish=choice.finish,
             )

@@ -55,11 +55,12 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await model.warm_up()
     server = rpc.new_server()
-    service = TokenizerService(pipeline, states)
+    engines = EngineConnections(settings.engines, pipeline)
+    service = TokenizerService(pipeline, states, engines.unreachable)
     add_TokenizerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
     work = [
-        asyncio.create_task(EngineConnections(settings.engines, pipeline).run()),
+        asyncio.create_task(engines.run()),
         asyncio.create_task(states.run()),
     ]
     gc.collect()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, NotFound, PayloadTooLarge
-from protos.common_pb2 import Limits, SamplingParams
+from protos.common_pb2 import EMBED, Grammar, Limits, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
-from tokenizer_service.columns import pack
+from tokenizer_service.columns import pack, unpack
 
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0,
@@ -38,16 +38,23 @@ class Completion:
 
     def check(self, request: TextRequest) -> None:
         """Refuse what can be refused before the prompt is built."""
-        if request.model != self.model:
-            raise NotFound(
-                f"the model {request.model!r} does not exist; this service has {self.model!r}",
-                param="model",
-                code="model_not_found",
-            )
+        self.check_model(request.model)
         if request.text.stop and not self.has_tokenizer:
             raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
         self._check_ids("stop_token_ids", request.text.stop_token_ids)
         self._check_ids("logit_bias", [bias.token_id for bias in request.sampling.logit_bias])
+        if len(request.sampling.allowed_token_ids) % 4:
+            raise InvalidRequest("allowed_token_ids is torn", param="allowed_token_ids")
+        self._check_ids("allowed_token_ids", unpack(request.sampling.allowed_token_ids))
+
+    def check_model(self, name: str) -> None:
+        """Raise NotFound for another model than this."""
+        if name != self.model:
+            raise NotFound(
+                f"the model {name!r} does not exist; this service has {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
 
     def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
         largest = max(token_ids, default=-1)
@@ -76,7 +83,8 @@ class Completion:
         """Return the complete Limits; `max_model_len` is the engine's, in tokens."""
         param = "messages" if request.HasField("chat") else "prompt"
         room = max_model_len - num_prompt_tokens
-        if room <= 0:
+        is_embedding = request.limits.kind == EMBED
+        if room < 0 or (room == 0 and not is_embedding):
             raise PayloadTooLarge(
                 f"the prompt has {num_prompt_tokens} tokens, but prompt and answer together may "
                 f"have {max_model_len}",
@@ -85,9 +93,12 @@ class Completion:
             )
         limits = Limits()
         limits.CopyFrom(request.limits)
-        if not request.limits.HasField("max_tokens"):
+        limits.has_grammar = request.text.grammar.kind != Grammar.NONE
+        if is_embedding:
+            limits.max_tokens = 0
+        elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
-        elif request.limits.max_tokens > room:
+        elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
             raise InvalidRequest(
                 f"max_tokens is {request.limits.max_tokens}, but the prompt has "
                 f"{num_prompt_tokens} tokens of {max_model_len}: at most {room} are left",
@@ -102,8 +113,3 @@ class Completion:
         """Return the id a client is told; None for the end of sequence it does not know about."""
         ended_by_eos = token_id in self.eos_token_ids and not request.text.ignore_eos
         return None if ended_by_eos else token_id
-
-
-def num_ids(column: bytes) -> int:
-    """Return how many ids a column has."""
-    return len(column) // 4

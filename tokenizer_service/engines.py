@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 
 from common import rpc
-from protos.common_pb2 import EngineState
+from protos.common_pb2 import EngineState, Query
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest, StopAt
 from protos.engine_pb2_grpc import EngineStub
 from tokenizer_service.pipeline import TextPipeline
@@ -47,6 +47,24 @@ class GrpcEngine:
 
     def stop(self, slot: int, num_output_tokens: int) -> None:
         self._pending.stops.append(StopAt(slot=slot, num_output_tokens=num_output_tokens))
+        self._has_pending.set()
+
+    def pause(self, slot: int) -> None:
+        self._say_once(slot, self._pending.pauses, self._pending.resumes)
+
+    def resume(self, slot: int) -> None:
+        self._say_once(slot, self._pending.resumes, self._pending.pauses)
+
+    def _say_once(self, slot: int, said: Any, opposite: Any) -> None:
+        """Within one message there is no order: take the opposite back instead, if it waits."""
+        if slot in opposite:
+            opposite.remove(slot)
+        else:
+            said.append(slot)
+        self._has_pending.set()
+
+    def ask(self, query: Query) -> None:
+        self._pending.queries.append(query)
         self._has_pending.set()
 
     async def write_to(self, call: Any) -> None:
@@ -120,6 +138,10 @@ class EngineConnection:
         elif kind == "state":
             link.state = reply.state
             self._pipeline.on_state(link)
+        elif kind == "bulk":
+            self._pipeline.on_bulk(link, reply.bulk)
+        elif kind == "answer":
+            self._pipeline.on_answer(link, reply.answer)
 
     def _close(self) -> None:
         self.is_open = False
@@ -150,6 +172,10 @@ class EngineConnections:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def unreachable(self) -> list[str]:
+        """Return the addresses that have no open stream."""
+        return [address for address, (held, _) in self._tasks.items() if not held.is_open]
 
     async def _follow(self, wanted: set[str]) -> None:
         for address in wanted - self._tasks.keys():

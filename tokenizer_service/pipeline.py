@@ -22,24 +22,25 @@ from protos.common_pb2 import (
     DEADLINE,
     ERROR,
     IGNORED,
-    LENGTH,
-    STOPPED,
     EngineState,
     ErrorDetail,
     Finish,
     FinishReason,
     ModelInfo,
+    QueryAnswer,
 )
-from protos.engine_pb2 import TokenBatch
-from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
-from tokenizer_service.columns import unpack
+from protos.engine_pb2 import Bulk, TokenBatch
+from protos.tokenizer_pb2 import ConvertReply, ConvertRequest, TextBatch, TextBulk, TextRequest
+from tokenizer_service.bulks import BulkText
+from tokenizer_service.conversion import convert
 from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.opening import Opening
 from tokenizer_service.placement import CONNECTION_LOST, EngineLink, EngineSeat, EngineSeats
+from tokenizer_service.questions import Questions
 from tokenizer_service.step_decoder import StepDecoder
 from tokenizer_service.step_text import StepText
-from tokenizer_service.stop_strings import StopStrings
 from tokenizer_service.text_model import TextModel
-from tokenizer_service.ticket import Choice, Session, Sink, Ticket
+from tokenizer_service.ticket import BulkSink, Choice, Session, Sink, Ticket
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
@@ -50,8 +51,9 @@ MAX_PENDING = 1024
 class TextPipeline:
     """Owns sessions, tickets and seats. Every choice gets exactly one Finish, and it is the last.
 
-    Gateways: `open_session(sink)`, `submit`, `abort`, `cancel`, `close_session`.
-    Engines: `attach_engine`, `on_tokens`, `on_state`, `detach_engine` (see `EngineLink`).
+    Gateways: `open_session`, `submit`, `abort`, `pause`, `resume`, `cancel`, `close_session`.
+    Engines: `attach_engine`, `on_tokens`, `on_bulk`, `on_answer`, `on_state`, `detach_engine`
+    (see `EngineLink`).
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class TextPipeline:
         self._model = model
         self._metrics = metrics
         self._max_pending = max_pending
-        self._engine_wait_s = engine_wait_s
         self._replay_timeout_s = replay_timeout_s
         self._on_engine_state = on_engine_state
-        self._decoder = StepDecoder(model, metrics, self._end, self._replay)
+        self._bulks = BulkText(model)
+        self._decoder = StepDecoder(model, metrics, self._bulks, self._end, self._replay)
         self.seats = EngineSeats()
+        self.questions = Questions(self.seats)
+        self._opening = Opening(model, metrics, self.seats, engine_wait_s, self._end)
         self.sessions: dict[int, Session] = {}
         self._tickets: dict[tuple[str, str], list[Ticket]] = {}
         self._last_session = 0
@@ -85,10 +89,10 @@ class TextPipeline:
 
     # ── gateways ─────────────────────────────────────────────────────────────────────────────
 
-    def open_session(self, sink: Sink) -> int:
-        """Return the number of a new session whose text goes to `sink`."""
+    def open_session(self, sink: Sink, bulk_sink: BulkSink) -> int:
+        """Return the number of a new session whose text goes to `sink`, the rest to `bulk_sink`."""
         self._last_session += 1
-        self.sessions[self._last_session] = Session(self._last_session, sink)
+        self.sessions[self._last_session] = Session(self._last_session, sink, bulk_sink)
         return self._last_session
 
     def models(self) -> list[ModelInfo]:
@@ -96,6 +100,10 @@ class TextPipeline:
         states = [seat.link.state for seat in self.seats.all()]
         lengths = [state.max_model_len for state in states if state and state.max_model_len]
         return [self._model.info(min(lengths, default=0))]
+
+    async def convert(self, request: ConvertRequest) -> ConvertReply:
+        """Do text work without generation."""
+        return await convert(self._model, request, self.models()[0].max_model_len)
 
     def submit(self, session: int, request: TextRequest) -> asyncio.Task[None]:
         """Take a request; return the task that ends when it runs in an engine or was refused.
@@ -116,10 +124,27 @@ class TextPipeline:
 
     def abort(self, session: int, slot: int) -> None:
         """End one choice; one that has ended, or never was, is ignored."""
-        owner = self.sessions.get(session)
-        choice = owner.choices.get(slot) if owner is not None else None
+        choice = self._choice(session, slot)
         if choice is not None:
             self._abort(choice)
+
+    def pause(self, session: int, slot: int, is_paused: bool = True) -> None:
+        """Give a choice's place to others while its client reads slowly, wherever it runs next."""
+        choice = self._choice(session, slot)
+        if choice is None or choice.is_paused == is_paused:
+            return
+        choice.is_paused = is_paused
+        if choice.seat is not None:
+            link = choice.seat.link
+            (link.pause if is_paused else link.resume)(choice.engine_slot)
+
+    def resume(self, session: int, slot: int) -> None:
+        """Let a paused choice go on."""
+        self.pause(session, slot, is_paused=False)
+
+    def _choice(self, session: int, slot: int) -> Choice | None:
+        owner = self.sessions.get(session)
+        return owner.choices.get(slot) if owner is not None else None
 
     def cancel(self, request_id: str, tenant: str) -> int:
         """End every live request of `tenant` with exactly this id; return how many there were."""
@@ -134,7 +159,7 @@ class TextPipeline:
         owner = self.sessions.pop(session, None)
         if owner is None:
             return
-        owner.sink = discard
+        owner.sink = owner.bulk_sink = discard
         for choice in list(owner.choices.values()):
             if choice.seat is not None:
                 choice.seat.link.abort(choice.engine_slot)
@@ -158,7 +183,9 @@ class TextPipeline:
         deadline_ms = ticket.request.limits.deadline_ms
         try:
             async with asyncio.timeout(deadline_ms / 1000 if deadline_ms else None):
-                await self._start(ticket)
+                if self._num_pending > self._max_pending:
+                    raise Overloaded(f"{self._max_pending} requests are pending", retry_after_s=1)
+                await self._opening.open(ticket)
         except asyncio.CancelledError:
             if ticket.is_open:
                 raise  # the loop ends; otherwise the request was aborted, which is no failure
@@ -171,75 +198,6 @@ class TextPipeline:
             self._refuse(ticket, Internal("the text tier failed on this request"))
         finally:
             self._num_pending -= 1
-
-    async def _start(self, ticket: Ticket) -> None:
-        request, completion = ticket.request, self._model.completion
-        if self._num_pending > self._max_pending:
-            raise Overloaded(f"{self._max_pending} requests are pending", retry_after_s=1)
-        completion.check(request)
-        ticket.prompt = await self._model.prompts.build(request)
-        seat = await self.seats.ready(self._engine_wait_s)
-        state = seat.link.state
-        assert state is not None  # it is ready
-        num_prompt_tokens = ticket.num_prompt_tokens
-        ticket.limits = completion.limits(request, num_prompt_tokens, state.max_model_len)
-        ticket.sampling = completion.sampling(request.sampling)
-        self._metrics.prompt_tokens.inc(num_prompt_tokens)
-        self._begin_text(ticket)
-        choices = [choice for choice in ticket.choices if choice.is_open]
-        if choices:
-            seat.start(ticket, choices, self._remaining_ms(ticket))
-
-    def _begin_text(self, ticket: Ticket) -> None:
-        """Tell the gateway that its choices are under way, and bring replayed ones to their place.
-
-        A replayed choice may turn out to have ended already: then its Finish was lost, not it.
-        """
-        request, step = ticket.request, StepText()
-        stops = StopStrings(request.text.stop, request.text.include_stop)
-        num_prompt_tokens = ticket.num_prompt_tokens
-        for position, choice in enumerate(ticket.choices):
-            resumed = request.resumed[position] if position < len(request.resumed) else None
-            resume_bytes = resumed.text_bytes if resumed is not None else 0
-            choice.stream = self._model.stream(request, stops, resume_bytes)
-            if not choice.is_open:
-                continue
-            text = step.of(choice.ticket.session)
-            text.started.append(Started(slot=choice.slot, num_prompt_tokens=num_prompt_tokens))
-            if resumed is not None and resumed.token_ids:
-                self._resume(step, choice, resumed.token_ids)
-        step.deliver()
-
-    def _resume(self, step: StepText, choice: Choice, token_ids: bytes) -> None:
-        """Decode again what the gateway holds; send only text that it does not have."""
-        assert choice.stream is not None and choice.ticket.limits is not None
-        stream, held = choice.stream, unpack(token_ids)
-        offset, text = stream.text_bytes, stream.push(held)
-        choice.token_ids.extend(held)
-        finish = self._known_end(choice)
-        if finish is not None:
-            text += stream.flush()
-        if text:
-            step.of(choice.ticket.session).add(choice.slot, offset, text, len(held), ())
-        if finish is not None:
-            self._end(step, choice, finish)
-
-    def _known_end(self, choice: Choice) -> Finish | None:
-        """Return the Finish of a resumed choice whose tokens already are all there is."""
-        ticket, stream = choice.ticket, choice.stream
-        assert stream is not None and ticket.limits is not None
-        num_tokens = len(choice.token_ids)
-        if stream.matched is not None:
-            return Finish(
-                reason=STOPPED, num_output_tokens=stream.num_tokens, stop_string=stream.matched
-            )
-        last = choice.token_ids[-1]
-        if last in self._model.completion.stop_token_ids(ticket.request):
-            shown = self._model.completion.shown_stop_id(ticket.request, last)
-            return Finish(reason=STOPPED, num_output_tokens=num_tokens, stop_token_id=shown)
-        if num_tokens >= ticket.limits.max_tokens:
-            return Finish(reason=LENGTH, num_output_tokens=num_tokens)
-        return None
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
         """End every open choice of a request that did not run."""
@@ -265,6 +223,7 @@ class TextPipeline:
         seat = self.seats.detach(link)
         if seat is None:
             return
+        self.questions.lost(link)
         if link.state is not None:
             lost = EngineState()
             lost.CopyFrom(link.state)
@@ -281,6 +240,20 @@ class TextPipeline:
         seat = self.seats.of(link)
         if seat is not None:
             self._decoder.decode(seat, batch)
+
+    def on_bulk(self, link: EngineLink, bulk: Bulk) -> None:
+        """Pass on what is too large for a step's columns."""
+        seat = self.seats.of(link)
+        choice = seat.live.get(bulk.slot) if seat is not None else None
+        if choice is None or not choice.is_open:
+            return
+        shown = self._bulks.show(choice, bulk)
+        if shown is not None:
+            choice.ticket.session.bulk_sink(shown)
+
+    def on_answer(self, link: EngineLink, answer: QueryAnswer) -> None:
+        """Take an engine's answer to a query."""
+        self.questions.answered(link, answer)
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────
 
@@ -309,24 +282,13 @@ class TextPipeline:
                 raise Unavailable(f"the engine was lost {choice.attempt} times on this request")
             wait_s = until_s - asyncio.get_running_loop().time()
             seat = await self.seats.ready(max(0.0, wait_s))
-            remaining_ms = self._remaining_ms(choice.ticket)
+            remaining_ms = choice.ticket.remaining_ms()
             if choice.is_open:
                 seat.start(choice.ticket, [choice], remaining_ms)
         except DeadlineExceeded as error:
             self._end_alone(choice, failed(DEADLINE, error))
         except ServiceError as error:
             self._end_alone(choice, failed(ERROR, error))
-
-    def _remaining_ms(self, ticket: Ticket) -> int:
-        """Return what is left of the deadline, 0 for none; raise DeadlineExceeded when nothing."""
-        deadline_ms = ticket.request.limits.deadline_ms
-        if not deadline_ms:
-            return 0
-        spent_s = asyncio.get_running_loop().time() - ticket.submitted_s
-        remaining_ms = deadline_ms - int(spent_s * 1000)
-        if remaining_ms <= 0:
-            raise DeadlineExceeded(f"the deadline of {deadline_ms} ms has passed")
-        return remaining_ms
 
     # ── the one end ──────────────────────────────────────────────────────────────────────────
 
@@ -345,6 +307,8 @@ class TextPipeline:
         ticket.session.choices.pop(choice.slot, None)
         finish.slot = choice.slot
         finish.num_prompt_tokens = ticket.num_prompt_tokens
+        if choice.split is not None:
+            finish.num_reasoning_tokens = choice.split.num_reasoning_tokens
         step.of(ticket.session).finishes.append(finish)
         self._metrics.requests.labels(FinishReason.Name(finish.reason).lower()).inc()
         if not ticket.is_open:
@@ -374,5 +338,5 @@ def failed(reason: FinishReason, error: ServiceError) -> Finish:
     return Finish(reason=reason, error=ErrorDetail(**error.fields()))
 
 
-def discard(batch: TextBatch) -> None:
-    """Stand in for the sink of a gateway that is gone."""
+def discard(said: TextBatch | TextBulk) -> None:
+    """Stand in for the sinks of a gateway that is gone."""

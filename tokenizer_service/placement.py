@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.errors import Unavailable
-from protos.common_pb2 import EngineState, Limits
+from protos.common_pb2 import EngineState, Limits, Query
 from protos.engine_pb2 import GenerateRequest
 from tokenizer_service.columns import pack
 from tokenizer_service.ticket import Choice, Ticket
@@ -25,6 +25,7 @@ class EngineLink(Protocol):
     Two implementations stand: `engines.GrpcEngine`, and the in-process engine of the offline
     interface. None of the calls may block. The owner of a link tells the pipeline
     `attach_engine(link)` when it opens, `on_tokens(link, batch)` for each TokenBatch,
+    `on_bulk(link, bulk)` for each Bulk, `on_answer(link, answer)` for each QueryAnswer,
     `on_state(link)` when `state` is new (several times a second, as after a loss the pipeline sends
     nothing before the next one), and `detach_engine(link)` when it is lost, all on
     the pipeline's event loop. A link that was lost is never attached again: a new stream is a new
@@ -47,6 +48,15 @@ class EngineLink(Protocol):
 
     def stop(self, slot: int, num_output_tokens: int) -> None:
         """End a slot on a stop string; the engine answers with its Finish."""
+
+    def pause(self, slot: int) -> None:
+        """Give the memory of a slot to others until `resume`: its reader is slow."""
+
+    def resume(self, slot: int) -> None:
+        """Let a paused slot go on."""
+
+    def ask(self, query: Query) -> None:
+        """Ask about the engine's books; it answers with a QueryAnswer of the same `query_id`."""
 
 
 class EngineSeat:
@@ -102,6 +112,9 @@ class EngineSeat:
                 traceparent=ticket.request.traceparent,
             )
         )
+        for choice in choices:
+            if choice.is_paused:
+                self.link.pause(choice.engine_slot)
 
 
 class EngineSeats:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -23,6 +24,18 @@ from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request's input has become."""
+
+    token_ids: bytes
+    """Column."""
+    text: str = ""
+    """Of a chat: as the template made it."""
+    continued: str = ""
+    """Of a chat: the begin of the answer that is to go on."""
 
 
 class PromptBuilder:
@@ -42,33 +55,38 @@ class PromptBuilder:
         self._vocab_size = vocab_size
         self._metrics = metrics
 
-    async def build(self, request: TextRequest) -> bytes:
-        """Return the prompt's column; raise InvalidRequest or Unprocessable naming the field."""
+    async def build(self, request: TextRequest) -> Prompt:
+        """Return the prompt; raise InvalidRequest or Unprocessable naming the field."""
         kind = request.WhichOneof("input")
         if kind == "prompt_token_ids":
-            return self._checked_ids(request.prompt_token_ids)
+            return Prompt(self.checked_ids(not_empty(request.prompt_token_ids, "prompt"), "prompt"))
         if kind == "chat":
-            return not_empty(await self._chat(request.chat), "messages")
+            prompt = await self.chat(request.chat)
+            not_empty(prompt.token_ids, "messages")
+            return prompt
         if kind == "prompt":
-            return not_empty(await self._text(request.prompt), "prompt")
+            return Prompt(not_empty(await self.text(request.prompt), "prompt"))
         raise InvalidRequest("the request has no input", param="prompt")
 
-    def _checked_ids(self, column: bytes) -> bytes:
+    def checked_ids(self, column: bytes, param: str) -> bytes:
+        """Return `column`; raise InvalidRequest when an id is none of the vocabulary."""
         if len(column) % 4:
-            raise InvalidRequest("prompt is not a list of token ids", param="prompt")
-        largest = max(unpack(not_empty(column, "prompt")))
+            raise InvalidRequest(f"{param} is not a list of token ids", param=param)
+        largest = max(unpack(column), default=-1)
         if self._vocab_size and largest >= self._vocab_size:
             raise InvalidRequest(
-                f"prompt has token id {largest}, but the vocabulary has {self._vocab_size} entries",
-                param="prompt",
+                f"{param} has token id {largest}, but the vocabulary has {self._vocab_size} "
+                "entries",
+                param=param,
             )
         return column
 
-    async def _text(self, text: str) -> bytes:
+    async def text(self, text: str, add_special_tokens: bool = True) -> bytes:
+        """Return the column of a plain text."""
         tokenizer = self._required_tokenizer("prompt")
-        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens=True))
+        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens))
 
-    async def _chat(self, chat: ChatInput) -> bytes:
+    async def chat(self, chat: ChatInput) -> Prompt:
         """Render and encode; equal to the plain way whenever no user text is a special token."""
         tokenizer = self._required_tokenizer("messages")
         if self._template is None:
@@ -88,8 +106,11 @@ class PromptBuilder:
         text = await self._render(chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs))
         self._metrics.template_seconds.observe(time.perf_counter() - started)
         if guard.used or tokenizer.matches_loosely:
-            return await self._encode(lambda: tokenizer.encode_guarded(guard.split(text)))
-        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens=False))
+            ids = await self._encode(lambda: tokenizer.encode_guarded(guard.split(text)))
+        else:
+            ids = await self._encode(lambda: tokenizer.encode(text, add_special_tokens=False))
+        continued = messages[-1]["content"] if chat.continue_final_message else ""
+        return Prompt(ids, guard.show(text), continued)
 
     async def _render(self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any) -> str:
         """Give templates tool arguments as objects; those that want strings get strings."""

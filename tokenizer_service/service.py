@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from protos.common_pb2 import EngineState, SessionOpened
+from protos.common_pb2 import EngineState, Query, SessionOpened
 from protos.tokenizer_pb2 import (
+    AskReply,
     CancelReply,
     CancelRequest,
+    ConvertReply,
+    ConvertRequest,
     GatewayMessage,
     TextBatch,
+    TextBulk,
     TextMessage,
 )
 from protos.tokenizer_pb2_grpc import TokenizerServicer
@@ -35,6 +39,7 @@ class Outbox:
     """What one gateway has yet to be sent."""
 
     def __init__(self) -> None:
+        self._bulks: list[TextBulk] = []
         self._batches: list[TextBatch] = []
         self._states: dict[str, EngineState] = {}
         self._has_pending = asyncio.Event()
@@ -46,6 +51,11 @@ class Outbox:
         self._batches.append(batch)
         self._has_pending.set()
 
+    def put_bulk(self, bulk: TextBulk) -> None:
+        """Queue a bulk; it goes before all batches that wait, so never after its slot's Finish."""
+        self._bulks.append(bulk)
+        self._has_pending.set()
+
     def put_state(self, state: EngineState) -> None:
         """Queue a state; only the last of each engine is sent."""
         self._states[state.engine] = state
@@ -55,25 +65,32 @@ class Outbox:
         """Wait for something to send and return all of it."""
         await self._has_pending.wait()
         self._has_pending.clear()
-        messages = []
+        messages = [TextMessage(bulk=bulk) for bulk in self._bulks]
         if self._batches:
             messages.append(TextMessage(batch=merged(self._batches)))
         messages += [TextMessage(state=state) for state in self._states.values()]
-        self._batches, self._states = [], {}
+        self._bulks, self._batches, self._states = [], [], {}
         return messages
 
 
 class TokenizerService(TokenizerServicer):
     """Serves any number of gateways from one pipeline."""
 
-    def __init__(self, pipeline: TextPipeline, states: StateFeed) -> None:
+    def __init__(
+        self,
+        pipeline: TextPipeline,
+        states: StateFeed,
+        unreachable: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`unreachable` names the engines that should be there and have no open stream."""
         self._pipeline = pipeline
         self._states = states
+        self._unreachable = unreachable
 
     async def Session(self, request_iterator: AsyncIterator[GatewayMessage], context: Any) -> None:
         """Hold one gateway's stream; when it closes, all its requests end."""
         outbox = Outbox()
-        session = self._pipeline.open_session(outbox.put)
+        session = self._pipeline.open_session(outbox.put, outbox.put_bulk)
         log.info("gateway connected", extra={"peer": context.peer(), "session": session})
         writer: asyncio.Task[None] | None = None
         try:
@@ -99,10 +116,22 @@ class TokenizerService(TokenizerServicer):
                 log.error("request dropped", extra={"session": session, "reason": str(error)})
         for slot in message.aborts:
             self._pipeline.abort(session, slot)
+        for slot in message.pauses:
+            self._pipeline.pause(session, slot)
+        for slot in message.resumes:
+            self._pipeline.resume(session, slot)
 
     async def Cancel(self, request: CancelRequest, context: Any) -> CancelReply:
         """End every live request of that tenant with exactly this id."""
         return CancelReply(num_cancelled=self._pipeline.cancel(request.request_id, request.tenant))
+
+    async def Convert(self, request: ConvertRequest, context: Any) -> ConvertReply:
+        """Encode, decode or render; what is wrong comes as a row of the reply."""
+        return await self._pipeline.convert(request)
+
+    async def Ask(self, request: Query, context: Any) -> AskReply:
+        """Put a question to every engine; return the answers, or what became of them."""
+        return await self._pipeline.questions.ask(request, self._unreachable())
 
 
 async def write_all(outbox: Outbox, context: Any) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from protos.common_pb2 import ERROR, LENGTH, STOPPED, Finish
+from protos.common_pb2 import ERROR, LENGTH, STOPPED, Finish, PromptProgress
 from protos.engine_pb2 import TokenBatch, TokenLogprobs
-from protos.tokenizer_pb2 import TextLogprob, TextLogprobs
+from tokenizer_service.bulks import BulkText
 from tokenizer_service.columns import unpack
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.placement import EngineSeat
-from tokenizer_service.step_text import StepText
+from tokenizer_service.step_text import SessionText, StepText
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 
@@ -29,9 +29,15 @@ class StepDecoder:
     """Reads TokenBatches of any engine."""
 
     def __init__(
-        self, model: TextModel, metrics: TokenizerMetrics, end: End, replay: Replay
+        self,
+        model: TextModel,
+        metrics: TokenizerMetrics,
+        bulks: BulkText,
+        end: End,
+        replay: Replay,
     ) -> None:
         self._model = model
+        self._bulks = bulks
         self._metrics = metrics
         self._end = end
         self._replay = replay
@@ -51,6 +57,8 @@ class StepDecoder:
             at += count
         for row in batch.logprobs:
             self._add_logprobs(step, live.get(row.slot), row, known[row.slot])
+        for told in batch.progress:
+            self._add_progress(step, live.get(told.slot), told)
         for finish in batch.finishes:
             choice = live.get(finish.slot)
             if choice is not None:
@@ -78,13 +86,20 @@ class StepDecoder:
             token_ids = token_ids[num_held - offset :]
             if not token_ids:
                 return
-        text_offset = stream.text_bytes
-        text = stream.push(token_ids)
+        split, text_offset = choice.split, stream.text_bytes
+        if split is None:
+            new = stream.push(token_ids)
+        else:
+            segments = split.push(token_ids)
         if stream.matched is not None:
             token_ids = token_ids[: stream.num_tokens - num_held]
         choice.token_ids.extend(token_ids)
         choice.replay_until_s = None
-        step.of(choice.ticket.session).add(choice.slot, text_offset, text, num_held, token_ids)
+        text = step.of(choice.ticket.session)
+        if split is None:
+            text.add(choice.slot, text_offset, new, num_held, token_ids)
+        else:
+            text.add_segments(choice.slot, segments, num_held, token_ids)
         if stream.matched is not None:
             self._stop(step, choice, stream.matched)
 
@@ -104,15 +119,17 @@ class StepDecoder:
             return
         if not num_held <= row.index < len(choice.token_ids):
             return
-        entries = []
-        for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
-            text, piece = self._model.token(token_id)
-            entries.append(
-                TextLogprob(token_id=token_id, logprob=logprob, token=text, token_bytes=piece)
-            )
-        step.of(choice.ticket.session).logprobs.append(
-            TextLogprobs(slot=choice.slot, index=row.index, entries=entries)
-        )
+        shown = self._bulks.logprobs(choice.slot, row)
+        step.of(choice.ticket.session).logprobs.append(shown)
+
+    @staticmethod
+    def _add_progress(step: StepText, choice: Choice | None, told: PromptProgress) -> None:
+        if choice is None or not choice.is_open:
+            return
+        shown = PromptProgress()
+        shown.CopyFrom(told)
+        shown.slot = choice.slot
+        step.of(choice.ticket.session).progress.append(shown)
 
     def _finish(self, step: StepText, seat: EngineSeat, choice: Choice, finish: Finish) -> None:
         """Pass the engine's end on, after the text that was held back; or replay a lost choice."""
@@ -126,10 +143,19 @@ class StepDecoder:
             self._replay(step, seat, choice, crashed)
             return
         del seat.live[finish.slot]
-        text_offset = choice.stream.text_bytes
-        if text := choice.stream.flush():
-            step.of(choice.ticket.session).append(choice.slot, text_offset, text, num_tokens)
+        self._flush(step.of(choice.ticket.session), choice, num_tokens)
         self._end(step, choice, self._shown(choice, finish))
+
+    @staticmethod
+    def _flush(text: SessionText, choice: Choice, num_tokens: int) -> None:
+        """Add what was held back."""
+        assert choice.stream is not None
+        if choice.split is not None:
+            text.add_segments(choice.slot, choice.split.flush(), num_tokens, ())
+            return
+        text_offset = choice.stream.text_bytes
+        if held := choice.stream.flush():
+            text.append(choice.slot, text_offset, held, num_tokens)
 
     def _shown(self, choice: Choice, finish: Finish) -> Finish:
         """Return the engine's Finish as the gateway gets it."""

@@ -6,10 +6,12 @@ Knows columns; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from protos.common_pb2 import Finish
+from protos.common_pb2 import Finish, PromptProgress
 from protos.tokenizer_pb2 import Started, TextBatch, TextLogprobs
 from tokenizer_service.columns import pack, unpack
+from tokenizer_service.reasoning import ANSWER, REASONING, Segment
 from tokenizer_service.ticket import Session
 
 
@@ -20,6 +22,8 @@ class SessionText:
         "counts",
         "finishes",
         "logprobs",
+        "progress",
+        "reasoning_at",
         "slots",
         "started",
         "text_offsets",
@@ -38,16 +42,32 @@ class SessionText:
         self.token_ids: list[int] = []
         self.finishes: list[Finish] = []
         self.logprobs: list[TextLogprobs] = []
+        self.progress: list[PromptProgress] = []
+        self.reasoning_at: list[int] = []
+        """Places of the entries that are on the reasoning channel."""
 
     def add(
         self, slot: int, text_offset: int, text: str, token_offset: int, token_ids: Sequence[int]
     ) -> None:
+        """Add an entry on the answer channel."""
         self.slots.append(slot)
         self.text_offsets.append(text_offset)
         self.texts.append(text)
         self.counts.append(len(token_ids))
         self.token_offsets.append(token_offset)
         self.token_ids.extend(token_ids)
+
+    def add_segments(
+        self, slot: int, segments: Sequence[Segment], token_offset: int, token_ids: Sequence[int]
+    ) -> None:
+        """Add an entry per segment; their tokens are `token_ids`, in order."""
+        at = 0
+        for segment in segments:
+            if segment.channel == REASONING:
+                self.reasoning_at.append(len(self.slots))
+            tokens = token_ids[at : at + segment.num_tokens]
+            self.add(slot, segment.text_offset, segment.text, token_offset + at, tokens)
+            at += segment.num_tokens
 
     def append(self, slot: int, text_offset: int, text: str, token_offset: int) -> None:
         """Add text without tokens: to the slot's entry when it has one, else as its own."""
@@ -56,6 +76,15 @@ class SessionText:
                 self.texts[at] += text
                 return
         self.add(slot, text_offset, text, token_offset, ())
+
+    def _channels(self) -> bytes:
+        """Return the column, empty when all is answer."""
+        if not self.reasoning_at:
+            return b""
+        channels = [ANSWER] * len(self.slots)
+        for at in self.reasoning_at:
+            channels[at] = REASONING
+        return pack(channels)
 
     def message(self, step_id: int = 0, timestamp_ns: int = 0) -> TextBatch:
         return TextBatch(
@@ -70,6 +99,8 @@ class SessionText:
             started=self.started,
             finishes=self.finishes,
             logprobs=self.logprobs,
+            channels=self._channels(),
+            progress=self.progress,
         )
 
 
@@ -94,51 +125,59 @@ class StepText:
 
 
 def merged(batches: Sequence[TextBatch]) -> TextBatch:
-    """Join batches of one session, oldest first: one entry per slot, nothing lost.
+    """Join batches of one session, oldest first: one entry per slot and channel, nothing lost.
 
-    Each slot's offsets are those of its first entry, as its tokens and texts are contiguous.
+    Each entry's offsets are those of its first part, as a slot's tokens and texts are contiguous.
+    Of a prompt's progress only the last word is kept.
     """
     if len(batches) == 1:
         return batches[0]
-    rows: dict[int, Row] = {}
+    rows: dict[int, list[Row]] = {}
+    progress: dict[int, PromptProgress] = {}
     joined = SessionText()
     for batch in batches:
         for row in entries(batch):
-            rows.setdefault(row.slot, row).join(row)
+            join_row(rows.setdefault(row.slot, []), row)
         joined.started.extend(batch.started)
         joined.finishes.extend(batch.finishes)
         joined.logprobs.extend(batch.logprobs)
-    for row in rows.values():
-        joined.add(row.slot, row.text_offset, "".join(row.texts), row.token_offset, row.token_ids)
+        progress.update({told.slot: told for told in batch.progress})
+    for row in (row for of_slot in rows.values() for row in of_slot):
+        part = Segment(row.channel, row.text_offset, "".join(row.texts), len(row.token_ids))
+        joined.add_segments(row.slot, [part], row.token_offset, row.token_ids)
+    joined.progress.extend(progress.values())
     return joined.message(batches[-1].step_id, batches[-1].timestamp_ns)
 
 
+@dataclass(slots=True)
 class Row:
-    """One slot's entry while batches are joined."""
+    """One entry while batches are joined."""
 
-    __slots__ = ("slot", "text_offset", "texts", "token_ids", "token_offset")
+    slot: int
+    channel: int
+    text_offset: int
+    texts: list[str]
+    token_offset: int
+    token_ids: list[int]
 
-    def __init__(
-        self, slot: int, text_offset: int, text: str, token_offset: int, token_ids: Sequence[int]
-    ) -> None:
-        self.slot = slot
-        self.text_offset = text_offset
-        self.texts = [text]
-        self.token_offset = token_offset
-        self.token_ids = list(token_ids)
 
-    def join(self, other: Row) -> None:
-        if other is not self:
-            self.texts += other.texts
-            self.token_ids += other.token_ids
+def join_row(rows: list[Row], new: Row) -> None:
+    """Join `new` to the last of its slot's rows, unless it begins another channel."""
+    if not rows or rows[-1].channel != new.channel:
+        rows.append(new)
+        return
+    rows[-1].texts += new.texts
+    rows[-1].token_ids += new.token_ids
 
 
 def entries(batch: TextBatch) -> Iterable[Row]:
     """Yield the batch's columns as rows."""
     token_ids, at = unpack(batch.token_ids), 0
     columns = (batch.slots, batch.text_offsets, batch.counts, batch.token_offsets)
-    for (slot, text_offset, count, token_offset), text in zip(
-        zip(*map(unpack, columns), strict=True), batch.texts, strict=True
+    channels = unpack(batch.channels) or [ANSWER] * len(batch.texts)
+    for (slot, text_offset, count, token_offset), text, channel in zip(
+        zip(*map(unpack, columns), strict=True), batch.texts, channels, strict=True
     ):
-        yield Row(slot, text_offset, text, token_offset, token_ids[at : at + count])
+        ids = list(token_ids[at : at + count])
+        yield Row(slot, channel, text_offset, [text], token_offset, ids)
         at += count

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import InvalidRequest
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
+from tokenizer_service.columns import unpack
 from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
+from tokenizer_service.formats import reasoning_format, tool_format
+from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import ModelFolder, read_model_folder
-from tokenizer_service.prompt import PromptBuilder
+from tokenizer_service.prompt import Prompt, PromptBuilder
+from tokenizer_service.reasoning import Place, place_after
+from tokenizer_service.resolution import Resolution
 from tokenizer_service.stop_strings import StopStrings
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.text_stream import TextStream
@@ -21,6 +27,9 @@ from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 ENCODE_THREADS = 2
 TEMPLATE_TIMEOUT_S = 2.0
 """Longest time a chat template may take."""
+
+PROMPT_END_TOKENS = 16
+"""Enough for a think tag that is spelled by several tokens, and newlines after it."""
 
 
 class TextModel:
@@ -40,6 +49,9 @@ class TextModel:
         self._executor = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
         self.vocab_size = folder.vocab_size or (tokenizer.size if tokenizer is not None else 0)
         self.prompts = PromptBuilder(tokenizer, template, self._executor, self.vocab_size, metrics)
+        self._grammars = GrammarDoor()
+        self.resolution = Resolution(tokenizer, self._executor, self._grammars)
+        self.reasoning_format = reasoning_format(folder.templates) if tokenizer is not None else ""
         self.completion = Completion(
             model=folder.name,
             vocab_size=self.vocab_size,
@@ -56,7 +68,22 @@ class TextModel:
             created_s=self.folder.created_s,
             max_model_len=max_model_len,
             vocab_size=self.vocab_size,
+            tool_format=tool_format(self.folder.templates),
+            reasoning_format=self.reasoning_format,
         )
+
+    def thoughts_place(self, request: TextRequest, prompt: Prompt) -> Place | None:
+        """Return where the request's text begins; None when its thoughts are not parted."""
+        if not (request.text.split_reasoning and self.reasoning_format):
+            return None
+        end = unpack(prompt.token_ids[-4 * PROMPT_END_TOKENS :])
+        return place_after(self.text_of(end, keep_special=True), prompt.continued)
+
+    def text_of(self, token_ids: Iterable[int], keep_special: bool) -> str:
+        """Return the text of `token_ids`; raise InvalidRequest without a tokenizer."""
+        if self.tokenizer is None:
+            raise InvalidRequest("the model folder has no tokenizer", code="no_tokenizer")
+        return self.tokenizer.decode(token_ids, keep_special)
 
     def stream(self, request: TextRequest, stops: StopStrings, resume_bytes: int) -> TextStream:
         """Return the decoder of one choice; `stops` is shared by the choices of a request."""
@@ -83,6 +110,7 @@ class TextModel:
         if self._template is not None:
             await self._template.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     async def warm_up(self) -> None:
         """Start the sandbox and compile the template, so that the first request does not wait."""

@@ -1,4 +1,4 @@
-"""The text tier's record of a request: session → ticket → choices. Data only."""
+"""The text tier's record of a request: session → ticket → choices. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from common.errors import DeadlineExceeded
 from protos.common_pb2 import Limits
-from protos.tokenizer_pb2 import TextBatch, TextRequest
+from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
+from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 Sink = Callable[[TextBatch], None]
 """Takes the text of one step for one gateway session; must not block."""
+BulkSink = Callable[[TextBulk], None]
+"""Takes what is too large for the columns, before the Finish of its slot; must not block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +29,7 @@ class Session:
 
     number: int
     sink: Sink
+    bulk_sink: BulkSink
     choices: dict[int, Choice] = field(default_factory=dict)
 
 
@@ -52,6 +57,17 @@ class Ticket:
     def num_prompt_tokens(self) -> int:
         return len(self.prompt) // 4
 
+    def remaining_ms(self) -> int:
+        """Return what is left of the deadline, 0 for none; raise DeadlineExceeded when nothing."""
+        deadline_ms = self.request.limits.deadline_ms
+        if not deadline_ms:
+            return 0
+        spent_s = asyncio.get_running_loop().time() - self.submitted_s
+        remaining_ms = deadline_ms - int(spent_s * 1000)
+        if remaining_ms <= 0:
+            raise DeadlineExceeded(f"the deadline of {deadline_ms} ms has passed")
+        return remaining_ms
+
     @property
     def is_open(self) -> bool:
         return any(choice.is_open for choice in self.choices)
@@ -69,10 +85,15 @@ class Choice:
     index: int
     attempt: int
     stream: TextStream | None = None
+    split: SplitStream | None = None
+    """Reads `stream` when thoughts and answer go out on channels of their own."""
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     seat: EngineSeat | None = None
     engine_slot: int = 0
     is_open: bool = True
     is_aborted: bool = False
+    is_paused: bool = False
+    next_prompt_logprob: int = 0
+    """Prompt tokens before this one have been shown: a replay shows them no second time."""
     replay_until_s: float | None = None
     """While lost: when to give up, in seconds of the loop's clock."""

@@ -6,14 +6,15 @@ Knows no chat templates; knows which texts are special tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex
+from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from tokenizer_service.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
@@ -83,6 +84,17 @@ class Tokenizer:
             lambda ids: self._library.decode(ids, skip_special_tokens=not keep_special)
         )
 
+    def pieces(self) -> Sequence[bytes]:
+        """Return the bytes of every token, by id."""
+        if self._table is not None:
+            return self._table.pieces
+        return [self.piece(token_id) for token_id in range(self.size)]
+
+    def decode(self, token_ids: Iterable[int], keep_special: bool) -> str:
+        """Return the text of all `token_ids` at once."""
+        stream = self.detokenizer(keep_special)
+        return "".join([stream.step(token_id) for token_id in token_ids]) + stream.flush()
+
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one token, special tokens included; empty for an unknown id."""
         if token_id >= self.size:
@@ -119,7 +131,7 @@ def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Libra
         )
     library = Library(BPE.from_file(str(vocabulary), str(merges)))
     library.normalizer = NFC()
-    library.pre_tokenizer = Sequence(
+    library.pre_tokenizer = pre_tokenizers.Sequence(
         [
             Split(Regex(QWEN2_SPLIT), behavior="isolated"),
             ByteLevel(add_prefix_space=False, use_regex=False),

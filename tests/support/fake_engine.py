@@ -13,8 +13,22 @@ from typing import Any
 
 import grpc
 
-from protos.common_pb2 import EngineState, Finish, FinishReason, SessionOpened
-from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest, StopAt, TokenBatch
+from protos.common_pb2 import (
+    EngineState,
+    Finish,
+    FinishReason,
+    Query,
+    QueryAnswer,
+    SessionOpened,
+)
+from protos.engine_pb2 import (
+    Bulk,
+    EngineReply,
+    EngineRequest,
+    GenerateRequest,
+    StopAt,
+    TokenBatch,
+)
 from protos.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
 
 Script = Callable[[GenerateRequest], Sequence[int]]
@@ -61,6 +75,9 @@ class FakeLink:
         self.adds: list[GenerateRequest] = []
         self.aborts: list[int] = []
         self.stops: list[tuple[int, int]] = []
+        self.pauses: list[int] = []
+        self.resumes: list[int] = []
+        self.queries: list[Query] = []
 
     def add(self, request: GenerateRequest) -> None:
         self.adds.append(request)
@@ -70,6 +87,15 @@ class FakeLink:
 
     def stop(self, slot: int, num_output_tokens: int) -> None:
         self.stops.append((slot, num_output_tokens))
+
+    def pause(self, slot: int) -> None:
+        self.pauses.append(slot)
+
+    def resume(self, slot: int) -> None:
+        self.resumes.append(slot)
+
+    def ask(self, query: Query) -> None:
+        self.queries.append(query)
 
 
 class FakeEngine(EngineServicer):
@@ -85,6 +111,9 @@ class FakeEngine(EngineServicer):
         self.adds: asyncio.Queue[GenerateRequest] = asyncio.Queue()
         self.aborts: asyncio.Queue[int] = asyncio.Queue()
         self.stops: asyncio.Queue[StopAt] = asyncio.Queue()
+        self.pauses: asyncio.Queue[tuple[list[int], list[int]]] = asyncio.Queue()
+        self.answers: dict[str, bytes] | None = {}
+        """What it answers to each kind of query; None keeps silent."""
 
     async def start(self, port: int = 0) -> int:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -102,6 +131,11 @@ class FakeEngine(EngineServicer):
         """Send a step on every open session."""
         for outbox in self._outboxes:
             outbox.put_nowait(EngineReply(batch=batch))
+
+    def send_bulk(self, bulk: Bulk) -> None:
+        """Send what is too large for columns on every open session."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(EngineReply(bulk=bulk))
 
     def tell(self, state: EngineState) -> None:
         """Tell a new state on every open session."""
@@ -134,6 +168,13 @@ class FakeEngine(EngineServicer):
             self.aborts.put_nowait(slot)
         for stop in message.stops:
             self.stops.put_nowait(stop)
+        if message.pauses or message.resumes:
+            self.pauses.put_nowait((list(message.pauses), list(message.resumes)))
+        for query in message.queries:
+            if self.answers is not None:
+                body = self.answers.get(query.kind, query.body_json)
+                answer = QueryAnswer(query_id=query.query_id, body_json=body)
+                outbox.put_nowait(EngineReply(answer=answer))
 
     @staticmethod
     async def _write(outbox: asyncio.Queue[EngineReply], context: Any) -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from protos.common_pb2 import EngineState
+from tests.support.fake_engine import FakeLink
 from tests.support.tiny_tokenizer import tiny_library, write_tiny_folder
+from tests.tokenizer_service.stage import Build, Gateway, Stage
+from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
+from tokenizer_service.pipeline import TextPipeline
+from tokenizer_service.text_model import TextModel, load_text_model
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -36,3 +44,25 @@ def reference_cases(path: Path) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = json.loads(path.read_text())
     assert cases
     return cases
+
+
+@pytest.fixture
+async def build(tiny_folder: Path) -> AsyncIterator[Build]:
+    models: list[TextModel] = []
+
+    def make(folder: Path = tiny_folder, with_engine: bool = True, **options: Any) -> Stage:
+        metrics = TokenizerMetrics(CollectorRegistry())
+        model = load_text_model(folder, "tiny", metrics, encode_threads=1)
+        models.append(model)
+        states: list[EngineState] = []
+        pipeline = TextPipeline(model, metrics, on_engine_state=states.append, **options)
+        gateway, link = Gateway(), FakeLink()
+        if with_engine:
+            pipeline.attach_engine(link)
+        return Stage(
+            pipeline, model, gateway, pipeline.open_session(gateway, gateway.take), link, states
+        )
+
+    yield make
+    for model in models:
+        await model.close()

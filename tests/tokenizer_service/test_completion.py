@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest, NotFound, PayloadTooLarge, ServiceError
-from protos.common_pb2 import Limits, LogitBias, SamplingParams
+from protos.common_pb2 import EMBED, Grammar, Limits, LogitBias, SamplingParams
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
-from tokenizer_service.columns import unpack
+from tokenizer_service.columns import pack, unpack
 from tokenizer_service.completion import Completion
 
 
@@ -45,6 +45,23 @@ def test_max_tokens_defaults_to_the_room_that_is_left() -> None:
     assert (completion().limits(given, 10, 64).max_tokens, given.limits.n) == (54, 2)
 
 
+def test_a_window_that_moves_bounds_no_answer() -> None:
+    given = request(limits=Limits(max_tokens=500, n_keep=4))
+    assert completion().limits(given, 10, 64).max_tokens == 500
+
+
+def test_an_embedding_has_no_answer_and_needs_no_room_for_one() -> None:
+    assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 0
+    with pytest.raises(PayloadTooLarge):
+        completion().limits(request(limits=Limits(kind=EMBED)), 65, 64)
+
+
+def test_the_engine_is_told_of_a_grammar() -> None:
+    grammar = Grammar(kind=Grammar.REGEX, text="a")
+    assert completion().limits(request(text=TextOptions(grammar=grammar)), 1, 64).has_grammar
+    assert not completion().limits(request(), 1, 64).has_grammar
+
+
 def test_stop_ids_are_eos_and_the_clients() -> None:
     both = request(text=TextOptions(stop_token_ids=[4]))
     assert list(unpack(completion().limits(both, 1, 64).stop_token_ids)) == [4, 9]
@@ -69,6 +86,16 @@ def test_eos_is_not_shown_as_a_stop_reason_unless_it_was_asked_for() -> None:
             {"sampling": SamplingParams(logit_bias=[LogitBias(token_id=100, bias=1)])},
             InvalidRequest,
             "logit_bias",
+        ),
+        (
+            {"sampling": SamplingParams(allowed_token_ids=pack([1, 100]))},
+            InvalidRequest,
+            "allowed_token_ids",
+        ),
+        (
+            {"sampling": SamplingParams(allowed_token_ids=b"123")},
+            InvalidRequest,
+            "allowed_token_ids",
         ),
     ],
 )

@@ -13,10 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common import rpc
-from protos.common_pb2 import EngineState, FinishReason, Limits
+from protos.common_pb2 import EngineState, FinishReason, Limits, Query
+from protos.engine_pb2 import Bulk
 from protos.tokenizer_pb2 import (
     CancelRequest,
     ChatInput,
+    ConvertRequest,
     GatewayMessage,
     TextBatch,
     TextMessage,
@@ -94,11 +96,12 @@ async def tier(
     model = load_text_model(folder, "tiny", metrics, encode_threads=1)
     pipeline = TextPipeline(model, metrics, on_engine_state=states.tell)
     server = rpc.new_server()
-    service = TokenizerService(pipeline, states)
+    addresses = ",".join(f"127.0.0.1:{engine.port}" for engine in engines)
+    connections = EngineConnections(addresses, pipeline, silent_after_s)
+    service = TokenizerService(pipeline, states, connections.unreachable)
     add_TokenizerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, "127.0.0.1:0")
-    addresses = ",".join(f"127.0.0.1:{engine.port}" for engine in engines)
-    links = asyncio.create_task(EngineConnections(addresses, pipeline, silent_after_s).run())
+    links = asyncio.create_task(connections.run())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(model.close)
         stack.push_async_callback(server.stop, None)
@@ -259,7 +262,7 @@ async def test_a_silent_engine_counts_as_lost(tiny_folder: Path, engine: FakeEng
     async with tier(tiny_folder, [engine], silent_after_s=0.05) as service:
         gateway = await service.gateway()
         await gateway.ready()
-        lost = await gateway.until(lambda message: message.state.reasons == ["connection lost"])
+        lost = await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
         assert lost[-1].state.engine == "fake" and not lost[-1].state.ready
 
 
@@ -302,3 +305,39 @@ async def test_a_taken_outbox_waits_for_more() -> None:
     assert not waiting.done()
     outbox.put(step(0, 1, "b"))
     assert [text_in(message.batch, 0) for message in await waiting] == ["b"]
+
+
+async def test_bulks_come_before_the_end_and_pauses_arrive(
+    tiny_folder: Path, engine: FakeEngine
+) -> None:
+    async with tier(tiny_folder, [engine]) as service:
+        gateway = await service.gateway()
+        await gateway.ready()
+        await gateway.send(request(3))
+        await engine.adds.get()
+        await gateway.call.write(GatewayMessage(session=gateway.session, pauses=[3]))
+        assert await engine.pauses.get() == ([0], [])
+        await gateway.call.write(GatewayMessage(session=gateway.session, resumes=[3]))
+        assert await engine.pauses.get() == ([], [0])
+        engine.send_bulk(Bulk(slot=0, embedding=b"1234"))
+        engine.send(token_batch([(0, 0, [97])], [finish(0, FinishReason.LENGTH, 1)]))
+        *_, message = await gateway.until(lambda message: message.HasField("bulk"))
+        assert (message.bulk.slot, message.bulk.embedding) == (3, b"1234")
+        assert (await gateway.text(3))[0] == "a"
+
+
+async def test_text_work_and_questions(tiny_folder: Path, engine: FakeEngine) -> None:
+    gone = FakeEngine()
+    await gone.start()
+    engine.answers = {"cache_statistics": b'{"hits": 1}'}
+    async with tier(tiny_folder, [engine, gone]) as service:
+        gateway = await service.gateway()
+        await gateway.ready()
+        reply = await service.stub.Convert(ConvertRequest(model="tiny", text="Hello"))
+        assert ids_of(reply.token_ids) and reply.max_model_len == 256
+        await gone.stop()
+        await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
+        told = await service.stub.Ask(Query(query_id=4, kind="cache_statistics"))
+        answers = {a.engine: a.answer for a in told.answers}
+        assert answers["fake"].body_json == b'{"hits": 1}' and answers["fake"].query_id == 4
+        assert answers[f"127.0.0.1:{gone.port}"].error.kind == "Unavailable"

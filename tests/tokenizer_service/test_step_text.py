@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.common_pb2 import Finish
+from protos.common_pb2 import Finish, PromptProgress
 from protos.tokenizer_pb2 import Started, TextBatch, TextLogprobs
+from tokenizer_service.reasoning import Segment
 from tokenizer_service.step_text import SessionText, entries, merged
 
 STEPS = st.lists(
@@ -69,6 +70,30 @@ def test_text_without_tokens_joins_the_slots_entry() -> None:
     columns.append(1, 1, "b", 1)
     columns.append(2, 5, "c", 3)
     assert said_texts(columns) == [(1, "ab"), (2, "c")]
+
+
+def test_channels_of_a_slot_stay_apart_and_in_order() -> None:
+    batches, at = [], 0
+    for channel, text in [(1, "a"), (1, "b"), (0, "c"), (0, "d")]:
+        columns = SessionText()
+        columns.add(2, at, "x", at, [at])
+        columns.add_segments(1, [Segment(channel, at, text, 1)], at, [at])
+        batches.append(columns.message())
+        at += 1
+    joined = merged(batches)
+    rows = [(row.slot, row.channel, row.texts, row.token_ids) for row in entries(joined)]
+    assert rows == [(2, 0, ["xxxx"], [0, 1, 2, 3]), (1, 1, ["ab"], [0, 1]), (1, 0, ["cd"], [2, 3])]
+    assert not merged(batches[2:]).channels
+    said([joined])
+
+
+def test_of_a_prompts_progress_the_last_word_is_kept() -> None:
+    batches = [
+        TextBatch(progress=[PromptProgress(slot=slot, num_computed=n)])
+        for slot, n in [(1, 10), (2, 5), (1, 20)]
+    ]
+    told = [(row.slot, row.num_computed) for row in merged(batches).progress]
+    assert told == [(1, 20), (2, 5)]
 
 
 def said_texts(columns: SessionText) -> list[tuple[int, str]]:

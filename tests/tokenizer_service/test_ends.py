@@ -1,0 +1,178 @@
+"""Ends before an engine has a request, and without one; whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.common_pb2 import EngineState, FinishReason, Limits
+from protos.tokenizer_pb2 import ChatInput, TextOptions
+from tests.support.fake_engine import FakeLink, column, finish, ready_state
+from tests.support.tiny_tokenizer import write_tiny_folder
+from tests.tokenizer_service.stage import Build, request
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"model": "other"}, "NotFound", "model"),
+        ({"prompt": ""}, "InvalidRequest", "prompt"),
+        ({"prompt": "x" * 300}, "PayloadTooLarge", "prompt"),
+        ({"limits": Limits(max_tokens=300)}, "InvalidRequest", "max_tokens"),
+        ({"prompt_token_ids": column([512])}, "InvalidRequest", "prompt"),
+        ({"text": TextOptions(stop_token_ids=[512])}, "InvalidRequest", "stop_token_ids"),
+        ({"chat": ChatInput(messages_json=b"[]")}, "InvalidRequest", "messages"),
+    ],
+)
+async def test_refusals_end_every_choice_once(
+    build: Build, fields: dict[str, Any], kind: str, param: str
+) -> None:
+    stage = build()
+    limits = Limits(n=2)
+    limits.MergeFrom(fields.pop("limits", Limits()))
+    await stage.submit(4, limits=limits, **fields)
+    assert set(stage.gateway.finishes) == {4, 5} and not stage.link.adds
+    for end in stage.gateway.finishes.values():
+        assert (end.reason, end.error.kind) == (FinishReason.IGNORED, kind)
+        assert end.error.param == param and end.error.message
+
+
+async def test_template_errors_reach_the_client(build: Build, tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "strict")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    stage = build(folder)
+    messages = json.dumps([{"role": "user", "content": "x"}]).encode()
+    await stage.submit(chat=ChatInput(messages_json=messages))
+    assert "never" in stage.gateway.finishes[0].error.message
+
+
+async def test_without_a_tokenizer_ids_pass_and_text_is_refused(
+    build: Build, tmp_path: Path
+) -> None:
+    stage = build(write_tiny_folder(tmp_path / "bare", with_tokenizer=False))
+    await stage.submit(0)
+    assert "no tokenizer" in stage.gateway.finishes[0].error.message
+    await stage.submit(1, prompt_token_ids=column([1, 2]))
+    stage.step((0, 0, [65, 66]), finishes=[finish(0, FinishReason.LENGTH, 2)])
+    assert stage.gateway.token_ids[1] == [65, 66] and stage.gateway.texts[1] == b""
+
+
+async def test_an_abort_while_encoding_never_reaches_the_engine(build: Build) -> None:
+    stage = build()
+    gate = threading.Event()
+    blocked = stage.model._executor.submit(gate.wait)
+    task = stage.pipeline.submit(stage.session, request(0))
+    await asyncio.sleep(0)
+    stage.pipeline.abort(stage.session, 0)
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
+    gate.set()
+    await task
+    await asyncio.wrap_future(blocked)
+    assert not stage.link.adds and len(stage.gateway.finishes) == 1
+
+
+async def test_an_abort_right_after_the_request_is_not_lost(build: Build) -> None:
+    stage = build()
+    task = stage.pipeline.submit(stage.session, request(0))
+    stage.pipeline.abort(stage.session, 0)
+    await asyncio.gather(task, return_exceptions=True)
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED and not stage.link.adds
+
+
+async def test_one_aborted_choice_leaves_the_other(build: Build) -> None:
+    stage = build()
+    task = stage.pipeline.submit(stage.session, request(0, limits=Limits(n=2)))
+    stage.pipeline.abort(stage.session, 0)
+    await task
+    (sent,) = stage.link.adds
+    assert (sent.limits.n, sent.limits.first_choice) == (1, 1)
+    stage.step((0, 0, "b"))
+    assert stage.gateway.texts == {1: b"b"}
+
+
+async def test_a_running_request_ends_with_the_engines_abort(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.pipeline.abort(stage.session, 0)
+    stage.pipeline.abort(stage.session, 0)
+    assert stage.link.aborts == [0] and not stage.gateway.finishes
+    stage.end(0, FinishReason.ABORTED)
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
+    stage.pipeline.abort(stage.session, 0)  # no-op
+    stage.pipeline.abort(99, 0)
+
+
+async def test_cancel_matches_id_and_tenant_exactly(build: Build) -> None:
+    stage = build()
+    for slot, (name, tenant) in enumerate([("job1", "a"), ("job10", "a"), ("job1", "b")]):
+        await stage.submit(slot, request_id=name, limits=Limits(tenant=tenant))
+    assert stage.pipeline.cancel("job", "a") == 0
+    assert stage.pipeline.cancel("job1", "a") == 1 and stage.link.aborts == [0]
+    stage.end(0, FinishReason.ABORTED)
+    assert stage.pipeline.cancel("job1", "a") == 0
+
+
+async def test_a_closed_session_ends_all_and_hears_nothing(build: Build) -> None:
+    stage = build()
+    await stage.submit(0)
+    await stage.submit(1, limits=Limits(n=2))
+    stage.pipeline.close_session(stage.session)
+    seen = len(stage.gateway.batches)
+    assert stage.link.aborts == [0, 1, 2]
+    stage.step((0, 0, "x"))
+    for slot in range(3):
+        stage.end(slot, FinishReason.ABORTED)
+    assert len(stage.gateway.batches) == seen and not stage.pipeline.seats.all()[0].live
+    with pytest.raises(KeyError):
+        stage.pipeline.submit(stage.session, request(0))
+
+
+async def test_a_slot_in_use_is_refused(build: Build) -> None:
+    stage = build()
+    await stage.submit(0, limits=Limits(n=2))
+    with pytest.raises(ValueError, match="in use"):
+        stage.pipeline.submit(stage.session, request(1))
+
+
+async def test_too_many_pending_requests_are_told_to_come_back(build: Build) -> None:
+    stage = build(max_pending=1, with_engine=False)
+    waiting = stage.pipeline.submit(stage.session, request(0))
+    await stage.submit(1)
+    error = stage.gateway.finishes[1].error
+    assert error.kind == "Overloaded" and error.retry_after_ms == 1000
+    stage.pipeline.attach_engine(stage.link)
+    await waiting
+    assert len(stage.link.adds) == 1
+
+
+async def test_without_an_engine_a_request_waits_then_is_refused(build: Build) -> None:
+    stage = build(with_engine=False, engine_wait_s=0.02)
+    await stage.submit()
+    end = stage.gateway.finishes[0]
+    assert (end.reason, end.error.kind) == (FinishReason.IGNORED, "Unavailable")
+    assert "no engine connected" in end.error.message
+
+
+async def test_a_deadline_counts_while_waiting(build: Build) -> None:
+    stage = build(with_engine=False)
+    await stage.submit(limits=Limits(deadline_ms=20))
+    assert stage.gateway.finishes[0].reason == FinishReason.DEADLINE
+
+
+async def test_the_least_loaded_ready_engine_is_chosen(build: Build) -> None:
+    stage = build()
+    idle = FakeLink("idle")
+    loading = FakeLink("loading", EngineState(engine="loading", reasons=["loading"]))
+    for link in (idle, loading):
+        stage.pipeline.attach_engine(link)
+    for slot in range(4):
+        await stage.submit(slot)
+    assert [len(link.adds) for link in (stage.link, idle, loading)] == [2, 2, 0]
+    stage.link.state = ready_state(num_running=50)
+    await stage.submit(4)
+    assert len(idle.adds) == 3

@@ -1,0 +1,46 @@
+"""How models write tool calls and mark their thoughts, told from their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenizer_service.formats import reasoning_format, tool_format
+from tokenizer_service.model_folder import read_model_folder
+
+KNOWN = {
+    "qwen2-instruct": ("", ""),
+    "qwen2.5-instruct": ("hermes", ""),
+    "qwen3": ("hermes", "think_tags"),
+    "deepseek-r1-distill-qwen": ("", "think_tags"),
+    "deepseek-r1-distill-qwen-first-release": ("", "think_tags"),
+    "llama-3.1-instruct": ("llama3", ""),
+    "llama-3.2-instruct": ("llama3", ""),
+    "tinyllama-chat": ("", ""),
+}
+FOLDERS = {
+    "Qwen2-0.5B-Instruct": "qwen2-instruct",
+    "Qwen2.5-0.5B-Instruct": "qwen2.5-instruct",
+    "Qwen3-0.6B": "qwen3",
+    "DeepSeek-R1-Distill-Qwen-1.5B": "deepseek-r1-distill-qwen",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_templates(reference_data: Path, name: str) -> None:
+    source = (reference_data / "chat_templates" / f"{name}.jinja").read_text()
+    templates = {"default": source}
+    assert (tool_format(templates), reasoning_format(templates)) == KNOWN[name]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders(reference_data: Path, name: str) -> None:
+    templates = read_model_folder(reference_data / "models" / name).templates
+    assert (tool_format(templates), reasoning_format(templates)) == KNOWN[FOLDERS[name]]
+
+
+def test_the_template_for_tools_counts_and_no_template_knows_nothing() -> None:
+    named = {"default": "{{ messages }}", "tool_use": "<tools>{{ tools }}</tools><tool_call>"}
+    assert tool_format(named) == "hermes"
+    assert (tool_format(None), reasoning_format(None)) == ("", "")

@@ -1,0 +1,48 @@
+"""Questions to all engines: each is in the answer, with what it says or what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protos.common_pb2 import Query, QueryAnswer
+from tests.support.fake_engine import FakeLink, ready_state
+from tokenizer_service.placement import EngineSeats
+from tokenizer_service.questions import Questions
+
+QUERY = Query(query_id=7, kind="explain", body_json=b'{"a": 1}')
+
+
+def seats(*names: str) -> tuple[EngineSeats, list[FakeLink]]:
+    found, links = EngineSeats(), [FakeLink(f"{name}:1", ready_state(name)) for name in names]
+    for link in links:
+        found.attach(link)
+    return found, links
+
+
+async def test_each_engine_answers_for_itself() -> None:
+    attached, (one, other) = seats("one", "other")
+    questions = Questions(attached)
+    asking = asyncio.create_task(questions.ask(QUERY))
+    await asyncio.sleep(0)
+    for link, body in ((other, b"2"), (one, b"1")):
+        (asked,) = link.queries
+        assert (asked.kind, asked.body_json) == (QUERY.kind, QUERY.body_json)
+        questions.answered(link, QueryAnswer(query_id=asked.query_id, body_json=body))
+    told = [(a.engine, a.answer.query_id, a.answer.body_json) for a in (await asking).answers]
+    assert told == [("one", 7, b"1"), ("other", 7, b"2")]
+
+
+async def test_the_dead_the_silent_and_the_unreachable_are_named() -> None:
+    attached, (dead, silent) = seats("dead", "silent")
+    questions = Questions(attached, timeout_s=0.02)
+    asking = asyncio.create_task(questions.ask(QUERY, ["host:9"]))
+    await asyncio.sleep(0)
+    questions.lost(dead)
+    told = {a.engine: a.answer.error.kind for a in (await asking).answers}
+    assert told == {"dead": "Unavailable", "silent": "DeadlineExceeded", "host:9": "Unavailable"}
+    questions.answered(silent, QueryAnswer(query_id=silent.queries[0].query_id))  # too late
+    assert not questions._waiting
+
+
+async def test_nobody_to_ask() -> None:
+    assert not (await Questions(EngineSeats()).ask(QUERY)).answers

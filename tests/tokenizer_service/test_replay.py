@@ -1,0 +1,180 @@
+"""Engines and gateways that are lost: every choice goes on without a gap or a duplicate."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protos.common_pb2 import ErrorDetail, FinishReason, Limits
+from protos.tokenizer_pb2 import Resumed, TextOptions
+from tests.support.fake_engine import FakeLink, column, finish
+from tests.tokenizer_service.stage import Build, Stage, until
+
+
+async def test_a_lost_engine_is_replayed_without_gap_or_duplicate(build: Build) -> None:
+    stage = build()
+    await stage.submit(0, limits=Limits(n=2), text=TextOptions(stop=["zz"]))
+    stage.step((0, 0, "ab"), (1, 0, [120, 0xE4]))
+    stage.pipeline.detach_engine(stage.link)
+    assert stage.states[-1].reasons == ["connection lost"]
+    second = FakeLink("second")
+    stage.pipeline.attach_engine(second)
+    await until(lambda: len(second.adds) == 2)
+    sent = [(a.slot, a.limits.n, a.limits.first_choice, a.attempt) for a in second.adds]
+    assert sent == [(0, 1, 0, 1), (1, 1, 1, 1)]
+    assert second.adds[1].resumed_token_ids == [column([120, 0xE4])]
+    stage.step((0, 2, "late"))  # the lost engine speaks on: nobody listens
+    stage.link = second
+    stage.step((0, 1, "bc"), (1, 2, [0xBD, 0xA0]))  # one token again, half a character goes on
+    stage.end(0, FinishReason.LENGTH, 3)
+    stage.end(1, FinishReason.LENGTH, 4)
+    assert {s: t.decode() for s, t in stage.gateway.texts.items()} == {0: "abc", 1: "x你"}
+    assert [stage.gateway.finishes[s].num_output_tokens for s in (0, 1)] == [3, 4]
+
+
+async def test_a_lost_replica_is_replayed_too(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.step((0, 0, "a"))
+    lost = ErrorDetail(kind="Unavailable", code="replica_lost")
+    stage.end(0, FinishReason.ERROR, 1, error=lost)
+    await asyncio.sleep(0)
+    assert not stage.gateway.finishes and len(stage.link.adds) == 1  # waits for news
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    refused = ErrorDetail(kind="Unavailable", message="no replica")
+    stage.end(1, FinishReason.IGNORED, 0, error=refused)  # not up yet: no attempt is spent
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 3)
+    assert [add.attempt for add in stage.link.adds] == [0, 1, 1]
+    stage.step((2, 1, "b"), finishes=[finish(2, FinishReason.LENGTH, 2)])
+    assert stage.gateway.texts[0] == b"ab"
+
+
+async def test_a_good_end_whose_tokens_are_missing_is_a_gap(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.step((0, 0, "a"))
+    stage.end(0, FinishReason.LENGTH, 3)
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    assert not stage.gateway.finishes
+
+
+async def test_three_losses_end_a_request(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    for attempt in range(1, 4):
+        stage.pipeline.detach_engine(stage.link)
+        stage.link = FakeLink(f"engine-{attempt}")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds or stage.gateway.finishes))
+    end = stage.gateway.finishes[0]
+    assert (end.reason, end.error.kind) == (FinishReason.ERROR, "Unavailable")
+    assert not stage.link.adds
+
+
+async def test_replay_waits_only_so_long(build: Build) -> None:
+    stage = build(replay_timeout_s=0.02)
+    await stage.submit()
+    stage.pipeline.detach_engine(stage.link)
+    await until(lambda: bool(stage.gateway.finishes))
+    assert stage.gateway.finishes[0].error.kind == "Unavailable"
+
+
+async def test_an_aborted_request_is_not_replayed(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.pipeline.abort(stage.session, 0)
+    stage.pipeline.detach_engine(stage.link)
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
+
+
+async def test_an_abort_meets_a_lost_replica_after_the_tokens_of_its_step(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.pipeline.abort(stage.session, 0)
+    lost = finish(0, FinishReason.ERROR, error=ErrorDetail(code="replica_lost"))
+    stage.step((0, 0, "a"), finishes=[lost])
+    assert stage.gateway.texts[0] == b"a"
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
+
+
+async def test_one_choice_aborted_while_both_wait_for_replay(build: Build) -> None:
+    stage = build()
+    await stage.submit(limits=Limits(n=2))
+    stage.pipeline.detach_engine(stage.link)
+    await asyncio.sleep(0)
+    stage.pipeline.abort(stage.session, 0)
+    stage.link = FakeLink("second")
+    stage.pipeline.attach_engine(stage.link)
+    await until(lambda: bool(stage.link.adds))
+    await stage.submit(5)
+    assert [(add.request_id, add.limits.first_choice) for add in stage.link.adds] == [
+        ("r0", 1),
+        ("r5", 0),
+    ]
+
+
+async def test_a_request_waiting_for_replay_can_be_aborted(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.pipeline.detach_engine(stage.link)
+    await asyncio.sleep(0)
+    stage.pipeline.abort(stage.session, 0)
+    assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
+    second = FakeLink("second")
+    stage.pipeline.attach_engine(second)
+    await stage.submit(1)
+    assert [add.request_id for add in second.adds] == ["r1"]
+
+
+async def resume(stage: Stage, tokens: bytes | list[int], text_bytes: int, **rest: Any) -> None:
+    stage.gateway.texts[0] = b"?" * text_bytes
+    stage.gateway.token_ids[0] = list(tokens)
+    resumed = Resumed(token_ids=column(list(tokens)), text_bytes=text_bytes)
+    fields: dict[str, Any] = {
+        "attempt": 1,
+        "resumed": [resumed],
+        "limits": Limits(n=1, first_choice=1),
+    } | rest
+    await stage.submit(**fields)
+
+
+async def test_a_gateways_replay_goes_on_where_the_client_is(build: Build) -> None:
+    stage = build()
+    await resume(stage, b"abcSTx", 2, text=TextOptions(stop=["STOP"]))
+    (sent,) = stage.link.adds
+    assert sent.resumed_token_ids == [column(list(b"abcSTx"))]
+    assert (sent.attempt, sent.limits.first_choice) == (1, 1)
+    assert stage.gateway.texts[0] == b"??cSTx"  # what was delivered is not sent again
+    stage.step((0, 6, "y"))
+    assert stage.gateway.texts[0] == b"??cSTxy"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "reason", "text"),
+    [
+        (list(b"aSTOP"), {"text": TextOptions(stop=["STOP"])}, FinishReason.STOPPED, b"?"),
+        (list(b"ab"), {"limits": Limits(max_tokens=2)}, FinishReason.LENGTH, b"?b"),
+        (list(b"aS"), {"limits": Limits(max_tokens=2), "text": TextOptions(stop=["STOP"])},
+         FinishReason.LENGTH, b"?S"),
+    ],
+)  # fmt: skip
+async def test_a_replay_that_had_already_ended_needs_no_engine(
+    build: Build, tokens: list[int], options: dict[str, Any], reason: FinishReason, text: bytes
+) -> None:
+    stage = build()
+    await resume(stage, tokens, 1, **options)
+    assert stage.gateway.finishes[0].reason == reason
+    assert stage.gateway.texts[0] == text and not stage.link.adds
+
+
+async def test_a_replay_that_ends_with_eos_needs_no_engine(build: Build) -> None:
+    stage = build()
+    await resume(stage, [97, stage.eos], 1)
+    end = stage.gateway.finishes[0]
+    assert end.reason == FinishReason.STOPPED and not end.HasField("stop_token_id")
+    assert not stage.link.adds

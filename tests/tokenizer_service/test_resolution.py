@@ -1,0 +1,94 @@
+"""Words become the ids that samplers work on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest
+from protos.common_pb2 import Dry, Grammar, SamplingParams
+from protos.tokenizer_pb2 import TextOptions, TextRequest
+from tests.support.fake_engine import ids_of
+from tests.tokenizer_service.conftest import reference_tokenizer
+from tokenizer_service.grammar import GrammarDoor
+from tokenizer_service.reasoning import Place
+from tokenizer_service.resolution import Resolution, bad_word_ids, breaker_ids
+from tokenizer_service.tokenizer import Tokenizer
+
+
+async def resolved(
+    tokenizer: Tokenizer | None, place: Place | None = None, **text: Any
+) -> SamplingParams:
+    request = TextRequest(text=TextOptions(**text), sampling=SamplingParams(seed=3, top_k=5))
+    door = GrammarDoor()
+    with ThreadPoolExecutor(1) as executor:
+        found = await Resolution(tokenizer, executor, door).sampling(request, place)
+    door.close()
+    assert (found.seed, found.top_k) == (3, 5)
+    return found
+
+
+def texts(tokenizer: Tokenizer, columns: list[bytes]) -> list[list[bytes]]:
+    return [[tokenizer.piece(token_id) for token_id in ids_of(column)] for column in columns]
+
+
+async def test_bad_words_with_and_without_a_space(tiny_tokenizer: Tokenizer) -> None:
+    found = await resolved(tiny_tokenizer, bad_words=["Hello", " stop", "the"])
+    words = texts(tiny_tokenizer, list(found.bad_words))
+    assert words == [[b"Hello"], [b"s", b"t", b"o", b"p"], [b"t", b"h", b"e"]]
+
+
+def test_bad_words_of_a_real_vocabulary(reference_data: Path) -> None:
+    tokenizer = reference_tokenizer(reference_data / "models" / "Qwen2.5-0.5B-Instruct")
+    assert texts(tokenizer, bad_word_ids(tokenizer, " river")) == [[b"river"], [b" river"]]
+    assert texts(tokenizer, bad_word_ids(tokenizer, "河")) == [["河".encode()]]
+    with pytest.raises(InvalidRequest, match="bad_words"):
+        bad_word_ids(tokenizer, "  ")
+
+
+async def test_breakers_in_every_way_they_may_stand_in_tokens(tiny_tokenizer: Tokenizer) -> None:
+    found = texts(tiny_tokenizer, list(breaker_ids(tiny_tokenizer, "\n")))
+    assert sorted(found) == [[b"\n"], [b"\n\n"]]
+    found = texts(tiny_tokenizer, list(breaker_ids(tiny_tokenizer, "bc:")))
+    assert sorted(found) == [[b"ab", b"c", b":"], [b"abc", b":"], [b"b", b"c", b":"]]
+    sent = await resolved(tiny_tokenizer, dry_breakers=["\n", "bc:", "\n"])
+    assert len(sent.dry.breakers) == 5
+
+
+async def test_dry_keeps_its_numbers(tiny_tokenizer: Tokenizer) -> None:
+    request = TextRequest(text=TextOptions(dry_breakers=["\n"]))
+    request.sampling.dry.CopyFrom(Dry(multiplier=0.5, base=2, allowed_length=3))
+    with ThreadPoolExecutor(1) as executor:
+        found = await Resolution(tiny_tokenizer, executor, GrammarDoor()).sampling(request, None)
+    assert (found.dry.multiplier, found.dry.base, found.dry.allowed_length) == (0.5, 2, 3)
+    assert found.dry.breakers and not request.sampling.dry.breakers
+
+
+async def test_nothing_to_resolve_copies_nothing(tiny_tokenizer: Tokenizer) -> None:
+    found = await resolved(tiny_tokenizer)
+    assert found == SamplingParams(seed=3, top_k=5)
+
+
+@pytest.mark.parametrize("field", ["bad_words", "dry_breakers"])
+async def test_words_need_a_tokenizer(field: str) -> None:
+    with pytest.raises(InvalidRequest, match="tokenizer"):
+        await resolved(None, **{field: ["a"]})
+
+
+@pytest.mark.parametrize("place", [None, *Place])
+async def test_a_grammar_acts_after_the_thoughts(
+    tiny_tokenizer: Tokenizer, place: Place | None
+) -> None:
+    grammar = Grammar(kind=Grammar.REGEX, text="[a-z]+")
+    found = (await resolved(tiny_tokenizer, place, grammar=grammar)).grammar
+    thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
+    end = [tiny_tokenizer.id_of("</think>")] if thinking else []
+    assert (ids_of(found.start_after), found.text) == (end, "[a-z]+")
+
+
+async def test_a_bad_grammar_is_refused(tiny_tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        await resolved(tiny_tokenizer, grammar=Grammar(kind=Grammar.REGEX, text="(a"))

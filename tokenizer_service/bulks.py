@@ -1,0 +1,69 @@
+"""What is too large for the columns, as gateways read it: ids get their texts.
+
+Prompt log probabilities, embeddings and sampler traces. Knows no stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
+from protos.tokenizer_pb2 import PromptTokens, TextBulk, TextLogprob, TextLogprobs
+from tokenizer_service.text_model import TextModel
+from tokenizer_service.ticket import Choice
+
+
+class BulkText:
+    """Shows the bulks of one model."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+
+    def show(self, choice: Choice, bulk: Bulk) -> TextBulk | None:
+        """Return the gateway's form; None when a replay says again what is known."""
+        kind = bulk.WhichOneof("body")
+        shown = TextBulk(slot=choice.slot)
+        if kind == "prompt_logprobs":
+            tokens = self._prompt_tokens(choice, bulk.prompt_logprobs)
+            if not tokens.logprobs:
+                return None
+            shown.prompt_tokens.CopyFrom(tokens)
+        elif kind == "embedding":
+            shown.embedding = bulk.embedding
+        elif kind == "trace_json":
+            shown.trace_json = orjson.dumps(self._with_texts(orjson.loads(bulk.trace_json)))
+        else:
+            return None
+        return shown
+
+    def _prompt_tokens(self, choice: Choice, told: PromptLogprobs) -> PromptTokens:
+        """Return the rows that were not shown before; an engine that starts again repeats all."""
+        rows = [row for row in told.tokens if row.index >= choice.next_prompt_logprob]
+        if rows:
+            choice.next_prompt_logprob = rows[-1].index + 1
+        return PromptTokens(logprobs=[self.logprobs(choice.slot, row) for row in rows])
+
+    def logprobs(self, slot: int, row: TokenLogprobs) -> TextLogprobs:
+        """Return the log probabilities of one token with texts and bytes."""
+        entries = []
+        for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
+            text, piece = self._model.token(token_id)
+            entries.append(
+                TextLogprob(token_id=token_id, logprob=logprob, token=text, token_bytes=piece)
+            )
+        return TextLogprobs(slot=slot, index=row.index, entries=entries)
+
+    def _with_texts(self, value: Any) -> Any:
+        """Return a trace with `tokens` beside its `token_ids`, `token` beside its `token_id`."""
+        if isinstance(value, list):
+            return [self._with_texts(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        shown = {key: self._with_texts(item) for key, item in value.items()}
+        if isinstance(ids := value.get("token_ids"), list):
+            shown["tokens"] = [self._model.token(token_id)[0] for token_id in ids]
+        if isinstance(token_id := value.get("token_id"), int):
+            shown["token"] = self._model.token(token_id)[0]
+        return shown

@@ -1,0 +1,40 @@
+"""Text work without generation: texts and chats → token ids, token ids → text."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.errors import InvalidRequest, ServiceError
+from protos.common_pb2 import ErrorDetail
+from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
+from tokenizer_service.columns import unpack
+from tokenizer_service.text_model import TextModel
+
+
+async def convert(model: TextModel, request: ConvertRequest, max_model_len: int) -> ConvertReply:
+    """Return what was asked for; what is wrong comes as an error of the reply."""
+    reply = ConvertReply(max_model_len=max_model_len)
+    try:
+        model.completion.check_model(request.model)
+        await _fill(model, request, reply)
+    except ServiceError as error:
+        reply.error.CopyFrom(ErrorDetail(**error.fields()))
+    return reply
+
+
+async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) -> None:
+    kind = request.WhichOneof("input")
+    if kind == "chat":
+        prompt = await model.prompts.chat(request.chat)
+        reply.token_ids, reply.text = prompt.token_ids, prompt.text
+    elif kind == "text":
+        reply.token_ids = await model.prompts.text(request.text, not request.no_special_tokens)
+    elif kind == "token_ids":
+        ids = unpack(model.prompts.checked_ids(request.token_ids, "tokens"))
+        keep = request.keep_special_tokens
+        reply.text = await asyncio.to_thread(model.text_of, ids, keep)
+        reply.token_ids = request.token_ids
+    else:
+        raise InvalidRequest("there is nothing to convert", param="prompt")
+    if request.with_pieces:
+        reply.pieces.extend(model.token(token_id)[1] for token_id in unpack(reply.token_ids))

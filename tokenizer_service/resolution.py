@@ -1,0 +1,102 @@
+"""Words of a request → the token ids that samplers work on, and the grammar's own begin.
+
+`bad_words` as vLLM resolves them, breaker strings of DRY as llama.cpp does. Encodes in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from functools import lru_cache
+
+from common.errors import InvalidRequest
+from protos.common_pb2 import Grammar, SamplingParams
+from protos.tokenizer_pb2 import TextRequest
+from tokenizer_service.columns import unpack
+from tokenizer_service.grammar import GrammarDoor
+from tokenizer_service.reasoning import CLOSE, INSIDE, Place
+from tokenizer_service.tokenizer import Tokenizer
+
+MAX_BREAKER_TAIL = 20
+"""Tokens of a breaker after its first: llama.cpp's bound."""
+CACHED_BREAKERS = 256
+
+
+class Resolution:
+    """Resolves the words of one model's requests."""
+
+    def __init__(self, tokenizer: Tokenizer | None, executor: Executor, door: GrammarDoor) -> None:
+        self._tokenizer = tokenizer
+        self._executor = executor
+        self._door = door
+        self._breaker = lru_cache(CACHED_BREAKERS)(self._find_breaker)
+
+    async def sampling(self, request: TextRequest, place: Place | None) -> SamplingParams:
+        """Return the request's SamplingParams with all ids.
+
+        `place` is where its text begins, None when thoughts are not parted. Raises InvalidRequest.
+        """
+        text = request.text
+        if not (text.bad_words or text.dry_breakers or text.grammar.kind):
+            return request.sampling
+        found = SamplingParams()
+        found.CopyFrom(request.sampling)
+        if text.grammar.kind != Grammar.NONE:
+            await self._door.check(text.grammar)
+            found.grammar.CopyFrom(text.grammar)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._encode, request, found, place)
+        return found
+
+    def _encode(self, request: TextRequest, found: SamplingParams, place: Place | None) -> None:
+        tokenizer = self._tokenizer
+        text = request.text
+        if tokenizer is None:
+            field = "bad_words" if text.bad_words else "dry_sequence_breakers"
+            if text.bad_words or text.dry_breakers:
+                raise InvalidRequest(f"{field} need a tokenizer: the folder has none", param=field)
+            return
+        for word in text.bad_words:
+            found.bad_words.extend(bad_word_ids(tokenizer, word))
+        if text.dry_breakers:
+            breakers = {ids for breaker in text.dry_breakers for ids in self._breaker(breaker)}
+            found.dry.breakers[:] = sorted(breakers)
+        if text.grammar.kind != Grammar.NONE and (place is Place.START or place in INSIDE):
+            found.grammar.start_after = tokenizer.encode(CLOSE, add_special_tokens=False)
+
+    def _find_breaker(self, breaker: str) -> tuple[bytes, ...]:
+        assert self._tokenizer is not None
+        return breaker_ids(self._tokenizer, breaker)
+
+
+def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[bytes]:
+    """Return the columns of a word: at the begin of a text, and in the middle after a space.
+
+    The second only when it is one token for another, as in vLLM's `update_from_tokenizer`.
+    """
+    bare = word.lstrip()
+    if not bare:
+        raise InvalidRequest(f"bad_words has {word!r}, which no text is left of", param="bad_words")
+    first = tokenizer.encode(bare, add_special_tokens=False)
+    spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
+    is_new = len(spaced) == len(first) and unpack(spaced)[0] != unpack(first)[0]
+    return [first, spaced] if is_new else [first]
+
+
+def breaker_ids(tokenizer: Tokenizer, breaker: str) -> tuple[bytes, ...]:
+    """Return the columns of every way a breaker may stand in tokens.
+
+    A token that contains it, or one whose end begins it with the rest encoded after it: as in
+    llama.cpp's `get_overlapping_token_sequences`.
+    """
+    wanted, found = breaker.encode(), set[bytes]()
+    for token_id, piece in enumerate(tokenizer.pieces()):
+        if wanted in piece:
+            found.add(token_id.to_bytes(4, "little"))
+            continue
+        for at in range(1, len(breaker)):
+            head, tail = breaker[:at], breaker[at:]
+            if piece.endswith(head.encode()):
+                rest = tokenizer.encode(tail, add_special_tokens=False)
+                found.add(token_id.to_bytes(4, "little") + rest[: 4 * MAX_BREAKER_TAIL])
+    return tuple(sorted(found))
