@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from tokenizers import Tokenizer
 
@@ -27,7 +28,7 @@ class PacedRunner:
     """Executes plans in `step_s` seconds each; has what the server asks of a ModelRunner."""
 
     num_blocks = 1 << 16
-    kv_bytes = 0
+    memory: ClassVar[dict[str, int]] = {}
 
     def __init__(self, token_ids: Sequence[int], step_s: float) -> None:
         self._token_ids = token_ids
@@ -75,7 +76,6 @@ class PacedRunner:
 class PacedModel:
     """Has what the server and the offline face ask of a LoadedModel."""
 
-    weight_bytes = 0
     model_hash = "paced"
 
     def __init__(self, folder: Path, step_s: float) -> None:

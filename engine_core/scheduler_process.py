@@ -89,14 +89,15 @@ def main(argument: str) -> int:
 
 def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) -> None:
     """Let the workers join, then run the loop."""
-    facts, num_blocks, startup_s = workers.join()
+    facts, num_blocks, ready = workers.join()
     scheduler = new_scheduler(config, facts[0], num_blocks)
     loop = EngineLoop(scheduler, workers, front, time.monotonic, workers.age)
     workers.attend(front.socket, loop.attend)
     freeze_heap()
     front.send(loop.state(time.monotonic()))
-    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len, startup_s))
-    log.info("replica ready", extra={"replica": config.replica, "num_blocks": num_blocks})
+    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len, ready.startup_s))
+    told = {"replica": config.replica, "num_blocks": num_blocks, "memory": ready.memory}
+    log.info("replica ready", extra=told)
     loop.run()
 
 

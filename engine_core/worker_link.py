@@ -79,10 +79,10 @@ class ZmqWorkerLink:
 
     # ── joining ──────────────────────────────────────────────────────────────────────────────
 
-    def join(self) -> tuple[list[ModelFacts], int, dict[str, float]]:
+    def join(self) -> tuple[list[ModelFacts], int, WorkerReady]:
         """Wait for all ranks, let them allocate the least that fits all of them.
 
-        Returns facts by rank, the number of blocks, and the slowest rank's seconds by phase.
+        Returns facts by rank, the number of blocks, and what the slowest rank says.
         """
         self._await_contact()
         deadline = self._clock() + self._join_timeout_s
@@ -102,7 +102,7 @@ class ZmqWorkerLink:
             if isinstance(message, WorkerReady):
                 ready[message.rank] = message
         slowest = max(ready.values(), key=lambda one: sum(one.startup_s.values()))
-        return facts, num_blocks, slowest.startup_s
+        return facts, num_blocks, slowest
 
     def _await_contact(self) -> None:
         """Wait until every rank has said something: one that died with its lease never will."""

@@ -26,7 +26,7 @@ from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from worker.build import LoadedModel, load_model
 from worker.errors import ModelFolderError as WeightFolderError
-from worker.memory import default_kv_cache_bytes, parse_size
+from worker.memory import free_bytes, kv_cache_bytes, parse_size
 
 log = logging.getLogger(__name__)
 MAX_PENDING = 1_000_000
@@ -113,21 +113,16 @@ async def open_in_process(
     text: TextModel | None = None
     try:
         check_model_folder(folder)
-        budget = _bytes(kv_cache_memory)
+        asked = parse_size(kv_cache_memory) if isinstance(kv_cache_memory, str) else kv_cache_memory
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
             loaded = await loop.run_in_executor(
                 pool, load_model, folder, device, dtype, 0, kv_layout
             )
+        budget = kv_cache_bytes(asked, free_bytes())
+        return InProcessClient(text, loaded, metrics, budget, max_model_len)
     except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error
-    return InProcessClient(text, loaded, metrics, budget, max_model_len)
-
-
-def _bytes(size: str | int | None) -> int:
-    if size is None:
-        return default_kv_cache_bytes()
-    return size if isinstance(size, int) else parse_size(size)

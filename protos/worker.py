@@ -276,6 +276,8 @@ class Allocate(Message, frozen=True):
 class WorkerReady(Message, frozen=True):
     rank: int
     startup_s: dict[str, float]
+    memory: dict[str, int] = {}
+    """Bytes by what they are for."""
 
 
 class Heartbeat(Message, frozen=True):

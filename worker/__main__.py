@@ -18,7 +18,7 @@ from common.settings import load_or_exit
 from protos import worker as wire
 from worker.build import fingerprint_folder, load_model
 from worker.errors import ModelFolderError
-from worker.memory import default_kv_cache_bytes, parse_size
+from worker.memory import free_bytes, kv_cache_bytes, parse_size
 from worker.metrics import WorkerMetrics
 from worker.server import WorkerServer
 from worker.settings import Settings
@@ -44,7 +44,7 @@ def main() -> None:
 def build_server(settings: Settings) -> WorkerServer:
     """Join the parts; raise ModelFolderError, ValueError or OSError (port) for what cannot work."""
     folder = Path(settings.model)
-    kv_cache_bytes = parse_size(settings.kv_cache_memory) if settings.kv_cache_memory else None
+    asked = parse_size(settings.kv_cache_memory) if settings.kv_cache_memory else None
     registry = new_registry()
     server = WorkerServer(
         context=zmq.Context.instance(),
@@ -63,7 +63,7 @@ def build_server(settings: Settings) -> WorkerServer:
             settings.kv_layout,
             settings.max_ubatch_tokens,
         ),
-        kv_cache_bytes=lambda: kv_cache_bytes or default_kv_cache_bytes(),
+        kv_cache_bytes=lambda: kv_cache_bytes(asked, free_bytes()),
         metrics=WorkerMetrics(registry),
     )
     serve(settings.metrics_host, settings.metrics_port, registry, server.reasons)

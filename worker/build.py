@@ -10,26 +10,33 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from protos import worker as wire
+from worker.arena import Arena, num_bytes
 from worker.backends.choice import CpuChoice, choose_backend
+from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
-from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes
-from worker.memory import default_kv_cache_bytes
+from worker.kv_cache import BLOCK_SIZES, DTYPE, KvCache, block_bytes, kv_pieces
+from worker.memory import free_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
-from worker.ubatches import PassLimits
 from worker.weights import FolderWeights
 
 log = logging.getLogger(__name__)
 
-NO_LIMIT = 1 << 30
+MAX_UBATCH_TOKENS = 2048
+MAX_ROWS = 512
+"""Rows of a pass; it takes room for their block tables."""
 MAX_LOGITS = 512
-"""Rows of logits that one pass computes at most; 300 MB with the largest vocabularies."""
+"""Positions of a pass that want logits: 300 MB with the largest vocabularies."""
+MAX_GUESSES = 64
+"""Positions behind the model's last that a step with guesses may touch."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,10 +48,8 @@ class LoadedModel:
     model: Decoder
     backend: CpuChoice
     model_hash: str
-    weight_bytes: int
     layout: str
     max_ubatch_tokens: int
-    """0 = a step is computed in one pass."""
     grammars: Grammars
 
     @property
@@ -52,14 +57,23 @@ class LoadedModel:
         return BLOCK_SIZES[self.layout]
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
-        """Return what the scheduler must know, given this much memory for keys and values."""
+        """Return what the scheduler must know, given this much memory for keys and values.
+
+        Raises ValueError when no sequence fits.
+        """
+        one = block_bytes(self.config, self.block_size)
+        if kv_cache_bytes < one:
+            raise ValueError(
+                f"kv_cache_memory is {kv_cache_bytes} bytes and {self.block_size} tokens take "
+                f"{one}: no sequence fits; raise kv_cache_memory"
+            )
         return wire.ModelFacts(
             vocab_size=self.config.vocab_size,
             max_position_embeddings=self.config.max_position_embeddings,
             fingerprint=f"{self.backend.fingerprint} tp=1 millrace={version('millrace')}",
             model_hash=self.model_hash,
             block_size=self.block_size,
-            max_blocks=kv_cache_bytes // block_bytes(self.config, self.block_size),
+            max_blocks=kv_cache_bytes // one,
             layout=self.layout,
         )
 
@@ -68,20 +82,33 @@ class LoadedModel:
         return register_hook(self.model, pattern, callback)
 
     def runner(self, num_blocks: int) -> ModelRunner:
-        """Allocate exactly `num_blocks` and return a fresh runner."""
-        cache = KvCache(self.config, num_blocks, self.block_size)
+        """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
+        size = self.block_size
+        limits = PassLimits(self.max_ubatch_tokens, MAX_ROWS, MAX_LOGITS)
+        longest = self.config.max_position_embeddings + MAX_GUESSES
+        num_positions = min(longest, num_blocks * size)
+        pieces = (
+            *kv_pieces(self.config, num_blocks, size),
+            *input_pieces(limits, num_positions, size),
+        )
+        arena = Arena(num_bytes(pieces))
+        cache = KvCache(self.config, num_blocks, size, arena)
+        inputs = Inputs(limits, num_positions, size, arena)
+        memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
+        free = free_bytes() or 0
+        memory["reserve"] = max(0, free - arena.num_bytes)
         log.info(
-            "kv cache",
+            "memory",
             extra={
+                **{f"{purpose}_bytes": count for purpose, count in memory.items()},
                 "num_blocks": num_blocks,
-                "num_tokens": num_blocks * self.block_size,
-                "kv_bytes": cache.num_bytes,
-                "weight_bytes": self.weight_bytes,
+                "num_tokens": num_blocks * size,
+                "kv_dtype": np.dtype(DTYPE).name,
             },
         )
-        limits = PassLimits(self.max_ubatch_tokens or NO_LIMIT, MAX_LOGITS)
-        size = self.config.vocab_size
-        return ModelRunner(self.model, self.backend, cache, size, limits, self.grammars)
+        return ModelRunner(
+            self.model, self.backend, cache, inputs, self.config.vocab_size, memory, self.grammars
+        )
 
 
 def load_model(
@@ -90,7 +117,7 @@ def load_model(
     dtype: str = "auto",
     num_threads: int = 0,
     kv_layout: str = "block",
-    max_ubatch_tokens: int = 0,
+    max_ubatch_tokens: int = MAX_UBATCH_TOKENS,
     kernel_level: str = "auto",
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
@@ -107,9 +134,14 @@ def load_model(
     backend = choose_backend(kernel_level, wanted, num_threads)
     model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
-        config, model, backend, weights.fingerprint(), weights.num_bytes, kv_layout,
-        max_ubatch_tokens, Grammars(folder / "tokenizer.json", config.vocab_size),
-    )  # fmt: skip
+        config,
+        model,
+        backend,
+        weights.fingerprint(),
+        kv_layout,
+        max_ubatch_tokens,
+        Grammars(folder / "tokenizer.json", config.vocab_size),
+    )
 
 
 def fingerprint_folder(folder: Path) -> str:
@@ -129,17 +161,3 @@ def _wiring(folder: Path, config: ModelConfig) -> Wiring:
             f"allowed: {', '.join(ARCHITECTURES)}"
         )
     return family(config)
-
-
-def build_runner(
-    model_folder: Path | str,
-    device: str = "cpu",
-    dtype: str = "auto",
-    kv_cache_memory_bytes: int | None = None,
-    num_blocks: int | None = None,
-    num_threads: int = 0,
-) -> tuple[ModelRunner, wire.ModelFacts]:
-    """Return a runner in this process and its facts; `num_blocks` wins over the memory budget."""
-    loaded = load_model(Path(model_folder), device, dtype, num_threads)
-    facts = loaded.facts(kv_cache_memory_bytes or default_kv_cache_bytes())
-    return loaded.runner(facts.max_blocks if num_blocks is None else num_blocks), facts

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from protos import worker as wire
+from worker.arena import Arena, Piece
 from worker.kernels.checks import Floats
 from worker.models.config import ModelConfig
 
 BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 """Tokens per block, by layout."""
-BYTES_PER_VALUE = 4
+DTYPE = np.float32
 """The CPU reference keeps float32, whatever dtype the weights are stored in."""
 
 
@@ -29,21 +30,23 @@ class LayerPages(NamedTuple):
 
 def block_bytes(config: ModelConfig, block_size: int) -> int:
     """Return the bytes of one block over all layers, keys and values."""
-    return 2 * config.num_layers * block_size * config.kv_size * BYTES_PER_VALUE
+    return 2 * config.num_layers * block_size * config.kv_size * np.dtype(DTYPE).itemsize
+
+
+def kv_pieces(config: ModelConfig, num_blocks: int, block_size: int) -> list[Piece]:
+    """Return the keys and values of every layer, one after the other."""
+    shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    return [Piece(shape, DTYPE)] * (2 * config.num_layers)
 
 
 class KvCache:
-    """One pair of arrays per layer; the system commits their memory as blocks are first used."""
+    """One pair of arrays per layer."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int) -> None:
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, arena: Arena) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_bytes = num_blocks * block_bytes(config, block_size)
-        self.layers = [
-            LayerPages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
-            for _ in range(config.num_layers)
-        ]
+        sides = [arena.take("kv", piece) for piece in kv_pieces(config, num_blocks, block_size)]
+        self.layers = [LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)]
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""

@@ -1,6 +1,6 @@
 """How much memory this process may take, and sizes as people write them.
 
-Knows /proc and cgroup v2. Knows no model.
+Knows /proc and control groups. Knows no model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ KV_CACHE_SHARE = 0.25
 """Part of the free memory that keys and values take when no size is given."""
 MAX_DEFAULT_BYTES = 4 * 2**30
 FALLBACK_BYTES = 512 * 2**20
+GROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 UNITS = {
     "": 1,
     "B": 1,
@@ -32,9 +36,18 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def default_kv_cache_bytes() -> int:
-    """Return a quarter of the free memory, at most 4 GiB."""
-    free = free_bytes()
+def kv_cache_bytes(asked: int | None, free: int | None) -> int:
+    """Return the memory for keys and values: what is asked, else a quarter of what is `free`.
+
+    Raises ValueError when there is less.
+    """
+    if asked is not None and free is not None and asked > free:
+        raise ValueError(
+            f"kv_cache_memory is {asked} bytes, host and control group have {free} free: "
+            "lower kv_cache_memory"
+        )
+    if asked is not None:
+        return asked
     return FALLBACK_BYTES if free is None else min(int(free * KV_CACHE_SHARE), MAX_DEFAULT_BYTES)
 
 
@@ -53,7 +66,33 @@ def _host_free(root: Path) -> int | None:
 
 
 def _group_free(root: Path) -> int | None:
-    limit, used = root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory.current"
-    if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
-        return None
-    return max(0, int(limit.read_text()) - int(used.read_text()))
+    """Return the least that this process's control group or one around it leaves."""
+    own = root / "proc/self/cgroup"
+    lines = own.read_text().splitlines() if own.exists() else ["0::/"]
+    left = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        top = root / "sys/fs/cgroup"
+        if "memory" in controllers.split(","):
+            top /= "memory"
+        elif number != "0":
+            continue
+        group = top / path.lstrip("/")
+        left += [_left_in(one) for one in (group, *group.parents) if one.is_relative_to(top)]
+    return min((size for size in left if size is not None), default=None)
+
+
+def _left_in(group: Path) -> int | None:
+    """Return limit - use + file pages that would make way; version 2, then 1."""
+    for limit_name, used_name in GROUP_FILES:
+        limit, used, stat = group / limit_name, group / used_name, group / "memory.stat"
+        if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
+            continue
+        pages = (
+            re.search(r"^(?:total_)?inactive_file (\d+)", stat.read_text(), re.MULTILINE)
+            if stat.exists()
+            else None
+        )
+        idle = int(pages[1]) if pages else 0
+        return max(0, int(limit.read_text()) - int(used.read_text()) + idle)
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protos import worker as wire
@@ -29,8 +31,9 @@ class WorkerMetrics:
         self._tokens = Counter(name("tokens"), "Tokens drawn", registry=registry)
         self._faults = Counter(name("sequence_faults"), "Rows that failed alone", registry=registry)
         self._sequences = Gauge(name("sequences"), "Rows alive", registry=registry)
-        self._kv_bytes = Gauge(name("kv_bytes"), "Memory of keys and values", registry=registry)
-        self._weight_bytes = Gauge(name("weight_bytes"), "Size of the weights", registry=registry)
+        self._memory = Gauge(
+            name("memory_bytes"), "Memory by what it is for", ["purpose"], registry=registry
+        )
         self._startup = Gauge(
             name("startup_seconds"), "Time to become ready", ["phase"], registry=registry
         )
@@ -43,10 +46,8 @@ class WorkerMetrics:
         self._faults.inc(len(result.faults))
         self._sequences.set(num_sequences)
 
-    def observe_startup(
-        self, startup_s: dict[str, float], kv_bytes: int, weight_bytes: int
-    ) -> None:
+    def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
         for phase, seconds in startup_s.items():
             self._startup.labels(phase).set(seconds)
-        self._kv_bytes.set(kv_bytes)
-        self._weight_bytes.set(weight_bytes)
+        for purpose, size in memory.items():
+            self._memory.labels(purpose).set(size)

@@ -7,7 +7,7 @@ both call `execute`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,15 +15,15 @@ from msgspec.structs import replace
 
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
-from worker.batch import Batch, Work, gather
+from worker.batch import Batch, Inputs, Work
 from worker.drawing import Drawing
 from worker.errors import RowError
 from worker.grammar import Grammars
 from worker.kv_cache import KvCache
 from worker.models.decoder import Outputs
-from worker.rows import Row, Rows
+from worker.rows import Room, Row, Rows
 from worker.sampler import Sampler
-from worker.ubatches import PassLimits, ubatches
+from worker.ubatches import ubatches
 
 Entry = wire.SequenceStart | wire.SequenceStep
 
@@ -58,11 +58,15 @@ class ModelRunner:
         model: Model,
         device: Device,
         cache: KvCache,
+        inputs: Inputs,
         vocab_size: int,
-        limits: PassLimits,
+        memory: Mapping[str, int],
         grammars: Grammars | None = None,
     ) -> None:
-        self._limits = limits
+        """`memory` says how many bytes are taken for what."""
+        self.memory = memory
+        self._inputs = inputs
+        self._room = Room(cache.num_blocks, cache.block_size, inputs.num_positions)
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
@@ -77,10 +81,6 @@ class ModelRunner:
         return self._cache.block_size
 
     @property
-    def kv_bytes(self) -> int:
-        return self._cache.num_bytes
-
-    @property
     def num_sequences(self) -> int:
         """Rows that are alive between steps."""
         return len(self._rows)
@@ -92,10 +92,10 @@ class ModelRunner:
         admitted = self._admit(plan)
         drawing, clock = Drawing(self._sampler), time.perf_counter
         forward_s = sample_s = 0.0
-        for work in ubatches(admitted.work, self._limits):
+        for work in ubatches(admitted.work, self._inputs.limits):
             begin = clock()
             drawing.expect(work)
-            outputs = self._forward(gather(work, self._cache.block_size))
+            outputs = self._forward(self._inputs.gather(work))
             middle = clock()
             drawing.take(work, outputs.logits)
             drawing.pool(work, outputs.states)
@@ -116,7 +116,7 @@ class ModelRunner:
             try:
                 row = self._find(entry)
                 if row is not None:
-                    row.check(entry.num_tokens, self.num_blocks, self._cache.block_size)
+                    row.check(entry.num_tokens, self._room)
                     admitted.work.append(Work(row, entry.num_tokens))
             except RowError as error:
                 admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error)))

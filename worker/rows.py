@@ -6,6 +6,7 @@ Knows tokens, blocks and how to draw. Which rows run, and in what order, is in t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,14 @@ from worker.kernels.checks import Ints
 from worker.pooling import Pool
 from worker.sampling.candidates import History
 from worker.sampling.draw import Draw
+
+
+class Room(NamedTuple):
+    """What there is for any row."""
+
+    num_blocks: int
+    block_size: int
+    num_positions: int
 
 
 class Column:
@@ -133,7 +142,7 @@ class Row:
         """Add blocks behind those it has."""
         self._blocks.extend(block_ids)
 
-    def check(self, num_tokens: int, num_blocks: int, block_size: int) -> None:
+    def check(self, num_tokens: int, room: Room) -> None:
         """Raise RowError unless `num_tokens` more tokens are known and have blocks that exist."""
         end, most = self.num_computed + num_tokens, self.num_tokens + self._num_guesses
         if not 0 < num_tokens <= most - self.num_computed:
@@ -142,10 +151,12 @@ class Row:
         if self._num_guesses and end != most:
             raise RowError(f"{self._num_guesses} guesses, and a step that ends at {end} of {most}")
         blocks = self.blocks
-        if end > len(blocks) * block_size:
-            raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {block_size}")
-        if not 0 <= int(blocks.min()) <= int(blocks.max()) < num_blocks:
-            raise RowError(f"block ids {blocks.tolist()} outside 0..{num_blocks - 1}")
+        if end > len(blocks) * room.block_size:
+            raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {room.block_size}")
+        if not 0 <= int(blocks.min()) <= int(blocks.max()) < room.num_blocks:
+            raise RowError(f"block ids {blocks.tolist()} outside 0..{room.num_blocks - 1}")
+        if end > room.num_positions:
+            raise RowError(f"{end} tokens, the model has {room.num_positions} positions")
 
 
 class Rows:

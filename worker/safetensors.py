@@ -41,7 +41,6 @@ class SafetensorsFile:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
-        self.size_bytes = size
         self.tensors = _parse(path, header, size)
 
     def read(self, name: str) -> Floats:

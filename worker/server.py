@@ -112,8 +112,8 @@ class WorkerServer:
         self._timed("warm_up", lambda: warm_up(runner))
         gc.collect()
         gc.freeze()
-        self._metrics.observe_startup(self._startup_s, runner.kv_bytes, loaded.weight_bytes)
-        scheduler.send(wire.WorkerReady(rank, self._startup_s))
+        self._metrics.observe_startup(self._startup_s, runner.memory)
+        scheduler.send(wire.WorkerReady(rank, self._startup_s, dict(runner.memory)))
         log.info("ready", extra={"startup_s": self._startup_s, "num_blocks": num_blocks})
         return runner
 

@@ -35,8 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "block"
     max_ubatch_tokens: Annotated[
-        int, Meta(description="tokens of one pass; larger steps take several, 0 = one", ge=0)
-    ] = 0
+        int, Meta(description="tokens of one pass; larger steps take several", ge=1, le=2**20)
+    ] = 2048
     threads: Annotated[
         int, Meta(description="compute threads, 0 = as many as cores available", ge=0, le=1024)
     ] = 0

@@ -7,17 +7,8 @@ prompt's tokens as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from worker.batch import Work
-
-
-class PassLimits(NamedTuple):
-    """The most that one pass computes, each at least 1."""
-
-    max_tokens: int
-    max_logits: int
-    """Rows of logits: a vocabulary's worth of float32 each."""
+from worker.batch import PassLimits, Work
 
 
 def ubatches(work: Iterable[Work], limits: PassLimits) -> Iterator[list[Work]]:
@@ -28,7 +19,7 @@ def ubatches(work: Iterable[Work], limits: PassLimits) -> Iterator[list[Work]]:
         while left:
             count = _fitting(Work(row, left), limits.max_tokens - num_tokens,
                              limits.max_logits - num_logits)  # fmt: skip
-            if not count:
+            if not count or len(batch) == limits.max_rows:
                 yield batch
                 batch, num_tokens, num_logits = [], 0, 0
                 continue

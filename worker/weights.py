@@ -50,11 +50,6 @@ class FolderWeights:
         """Return tensor `name` as float32."""
         return self._homes[name].read(name)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensor files."""
-        return sum(file.size_bytes for file in set(self._homes.values()))
-
     def fingerprint(self) -> str:
         """Hash config.json and of every tensor its name, dtype, shape and first 4 KiB."""
         digest = hashlib.sha256((self._folder / "config.json").read_bytes())

@@ -64,7 +64,7 @@ class Pair:
         if max_blocks:
             thread.start()
         try:
-            assert self.link.join() == ([facts], max_blocks, {"load": 1.0})
+            assert self.link.join() == ([facts], max_blocks, WorkerReady(0, {"load": 1.0}))
         finally:
             if max_blocks:
                 thread.join()

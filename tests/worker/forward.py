@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from worker.arena import Arena, num_bytes
 from worker.batch import Batch
 from worker.build import LoadedModel
 from worker.kernels.checks import Floats
-from worker.kv_cache import KvCache
+from worker.kv_cache import KvCache, kv_pieces
 
 
 class Feeder:
@@ -19,7 +20,9 @@ class Feeder:
         self, loaded: LoadedModel, tables: Sequence[Sequence[int]], num_blocks: int
     ) -> None:
         self._loaded = loaded
-        self._cache = KvCache(loaded.config, num_blocks, loaded.block_size)
+        pieces = kv_pieces(loaded.config, num_blocks, loaded.block_size)
+        arena = Arena(num_bytes(pieces))
+        self._cache = KvCache(loaded.config, num_blocks, loaded.block_size, arena)
         self._forward = loaded.backend.bind(loaded.model, self._cache.layers)
         self._tables = tables
         self._done = [0] * len(tables)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.memory import default_kv_cache_bytes, free_bytes, parse_size
+from worker.memory import free_bytes, kv_cache_bytes, parse_size
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,36 @@ def test_the_smaller_of_host_and_group_counts(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) == 4000
 
 
+def test_the_group_of_this_process_and_those_around_it_count(tmp_path: Path) -> None:
+    inner = tmp_path / "sys/fs/cgroup/a/b"
+    inner.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    for group, limit in ((inner, "max"), (inner.parent, "9000")):
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text("5000")
+    assert free_bytes(tmp_path) == 4000
+    (inner.parent / "memory.stat").write_text("active_file 7\ninactive_file 600\n")
+    assert free_bytes(tmp_path) == 4600, "pages of files make way"
+
+
+def test_control_groups_of_version_1_count(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/memory/x"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:cpu,memory:/x\n3:cpuset:/y\n0::/\n")
+    (group / "memory.limit_in_bytes").write_text("700")
+    (group / "memory.usage_in_bytes").write_text("100")
+    assert free_bytes(tmp_path) == 600
+
+
 def test_the_default_is_bounded() -> None:
-    assert 0 < default_kv_cache_bytes() <= 4 * 2**30
+    assert kv_cache_bytes(None, 8 * 2**30) == 2 * 2**30
+    assert kv_cache_bytes(None, 2**40) == 4 * 2**30
+    assert kv_cache_bytes(None, None) == 512 * 2**20
+
+
+def test_what_is_asked_must_be_there() -> None:
+    assert kv_cache_bytes(1000, 1000) == kv_cache_bytes(1000, None) == 1000
+    with pytest.raises(ValueError, match="kv_cache_memory is 1001 bytes, .* have 1000 free"):
+        kv_cache_bytes(1001, 1000)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protos import worker as wire
 from tests.worker.plans import generate, sampling, start
-from worker.build import LoadedModel, build_runner, load_model
+from worker.build import LoadedModel, load_model
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
 
@@ -148,27 +149,26 @@ def test_warm_up_leaves_nothing(tiny: LoadedModel, num_blocks: int) -> None:
     assert runner.num_sequences == 0
 
 
-def test_build_runner_takes_plain_values(tiny: LoadedModel, tiny_folder: object) -> None:
-    runner, facts = build_runner(str(tiny_folder), kv_cache_memory_bytes=1_000_000)
-    assert runner.num_blocks == facts.max_blocks == 1_000_000 // (2 * 2 * 16 * 16 * 4)
-    assert runner.kv_bytes <= 1_000_000
+def test_the_memory_for_keys_and_values_makes_blocks(tiny: LoadedModel) -> None:
+    facts = tiny.facts(1_000_000)
+    assert facts.max_blocks == 1_000_000 // (2 * 2 * 16 * 16 * 4)
+    assert tiny.runner(facts.max_blocks).memory["kv"] <= 1_000_000
     assert (facts.vocab_size, facts.block_size, facts.max_position_embeddings) == (96, 16, 256)
     assert "float32" in facts.fingerprint and "openblas" in facts.fingerprint
-    assert build_runner(str(tiny_folder), num_blocks=3)[0].num_blocks == 3
+    with pytest.raises(ValueError, match="kv_cache_memory is 4095 bytes and 16 tokens take 4096"):
+        tiny.facts(4095)
 
 
 def test_a_device_or_dtype_that_does_not_exist_is_named(tiny_folder: object) -> None:
     with pytest.raises(ValueError, match="device is 'tpu', allowed: cpu"):
-        build_runner(str(tiny_folder), device="tpu")
+        load_model(Path(str(tiny_folder)), device="tpu")
     with pytest.raises(ValueError, match="dtype is 'int3'"):
-        build_runner(str(tiny_folder), dtype="int3")
+        load_model(Path(str(tiny_folder)), dtype="int3")
 
 
 def test_a_dtype_the_device_lacks_is_one_log_line(
     tiny_folder: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pathlib import Path
-
     with caplog.at_level(logging.WARNING):
         load_model(Path(str(tiny_folder)), dtype="bfloat16")
     assert [r.message for r in caplog.records] == ["the cpu reference computes in float32"]

@@ -86,6 +86,7 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     report, ready_message = scheduler.start_worker(24)
     assert report.facts == tiny.facts(10**6)
     assert set(ready_message.startup_s) == {"load", "allocate", "warm_up"}
+    assert set(ready_message.memory) == {"weights", "kv", "workspace", "reserve"}
     expected = generate(tiny.runner(24), {1: PROMPT}, 3).token_ids[1]
     tokens = [first_token(scheduler)]
     for step_id in (1, 2):
@@ -251,7 +252,7 @@ def test_metrics_port_answers() -> None:
     registry = new_registry()
     metrics = WorkerMetrics(registry)
     metrics.observe_step(wire.StepResult(1, (1,), (1,), (9,), forward_s=0.01), 1)
-    metrics.observe_startup({"load": 0.5}, 1024, 2048)
+    metrics.observe_startup({"load": 0.5}, {"kv": 1024, "weights": 2048})
     port = serve("127.0.0.1", 0, registry, lambda: ["loading"])
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         text = reply.read().decode()
@@ -260,8 +261,8 @@ def test_metrics_port_answers() -> None:
         "millrace_worker_sample_seconds_count 1.0",
         "millrace_worker_steps_total 1.0",
         "millrace_worker_tokens_total 1.0",
-        "millrace_worker_kv_bytes 1024.0",
-        "millrace_worker_weight_bytes 2048.0",
+        'millrace_worker_memory_bytes{purpose="kv"} 1024.0',
+        'millrace_worker_memory_bytes{purpose="weights"} 2048.0',
         'millrace_worker_startup_seconds{phase="load"} 0.5',
         "process_resident_memory_bytes",
     ):

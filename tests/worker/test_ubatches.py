@@ -8,10 +8,10 @@ import pytest
 
 from tests.worker.plans import generate, sampling, start
 from worker import build
-from worker.batch import Work
+from worker.batch import PassLimits, Work
 from worker.build import LoadedModel
 from worker.rows import Row
-from worker.ubatches import PassLimits, ubatches
+from worker.ubatches import ubatches
 
 TEMPERED = sampling(temperature=1.0, seed=77, top_k=20)
 PROMPTS = {7: [3] * 20, 1: list(range(5, 40)), 4: [9, 8, 7], 5: [1]}
@@ -33,16 +33,20 @@ def cut(items: list[Work], limits: PassLimits) -> list[list[tuple[int, int]]]:
 
 
 def test_tokens_are_dealt_in_order_and_a_row_stands_once_in_a_pass() -> None:
-    assert cut(work(5, 2, 4), PassLimits(100, 100)) == [[(0, 5), (1, 2), (2, 4)]]
-    cuts = cut(work(5, 2, 4), PassLimits(3, 100))
+    assert cut(work(5, 2, 4), PassLimits(100, 9, 100)) == [[(0, 5), (1, 2), (2, 4)]]
+    cuts = cut(work(5, 2, 4), PassLimits(3, 9, 100))
     assert cuts == [[(0, 3)], [(0, 2), (1, 1)], [(1, 1), (2, 2)], [(2, 2)]]
-    assert cut(work(5, 1), PassLimits(1, 1)) == [[(0, 1)]] * 5 + [[(1, 1)]]
-    assert cut([], PassLimits(3, 3)) == []
+    assert cut(work(5, 1), PassLimits(1, 9, 1)) == [[(0, 1)]] * 5 + [[(1, 1)]]
+    assert cut([], PassLimits(3, 9, 3)) == []
+
+
+def test_rows_are_dealt_as_well() -> None:
+    assert cut(work(3, 2, 4), PassLimits(100, 2, 100)) == [[(0, 3), (1, 2)], [(2, 4)]]
 
 
 def test_logits_are_dealt_as_well() -> None:
-    assert cut(work(1, 1, 1), PassLimits(100, 2)) == [[(0, 1), (1, 1)], [(2, 1)]]
-    assert cut(work(4, 3), PassLimits(100, 1)) == [[(0, 4), (1, 2)], [(1, 1)]]
+    assert cut(work(1, 1, 1), PassLimits(100, 9, 2)) == [[(0, 1), (1, 1)], [(2, 1)]]
+    assert cut(work(4, 3), PassLimits(100, 9, 1)) == [[(0, 4), (1, 2)], [(1, 1)]]
 
 
 @pytest.mark.parametrize("max_logits", [512, 2, 1])

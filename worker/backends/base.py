@@ -36,6 +36,11 @@ class Backend(Protocol):
         """Everything that decides bits: library, kernels, tiles, dtype. No thread counts."""
         ...
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all that was packed."""
+        ...
+
     # ── weights ──────────────────────────────────────────────────────────────────────────────
 
     def pack_vector(self, weight: Array) -> Array:

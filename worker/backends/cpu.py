@@ -83,6 +83,7 @@ class CpuBackend:
         self.num_threads = num_threads or available_cores()
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
+        self.weight_bytes = 0
         weakref.finalize(self, library.close, self.pool)
 
     @property
@@ -135,16 +136,25 @@ class CpuBackend:
     def pack_vector(self, weight: Stored) -> Floats | Table:
         if weight.ndim == 2:
             stored_format("embedding", "table", weight)
-            return Table(np.ascontiguousarray(weight), weight.shape)
-        return to_float32(weight)
+            table = np.ascontiguousarray(weight)
+            self.weight_bytes += table.nbytes
+            return Table(table, weight.shape)
+        vector = to_float32(weight)
+        self.weight_bytes += vector.nbytes
+        return vector
 
     def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
-        return pack_weight(self._library, self.pool, weights, biases, self._format)
+        packed = pack_weight(self._library, self.pool, weights, biases, self._format)
+        self.weight_bytes += packed.weight.nbytes
+        if packed.bias is not None:
+            self.weight_bytes += packed.bias.nbytes
+        return packed
 
     def pack_tied(self, table: Table) -> PackedWeight:
         if table.packed is None:
             assert table.rows is not None
             table.packed = self.pack_linear([table.rows])
+            self.weight_bytes -= table.rows.nbytes
             table.rows = None
         return table.packed
 

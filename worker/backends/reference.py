@@ -80,6 +80,7 @@ class ReferenceBackend:
         self._blas = use_one_thread()
         self._crew = Crew(num_threads)
         self._tiles: set[int] = set()
+        self.weight_bytes = 0
 
     @property
     def fingerprint(self) -> str:
@@ -101,9 +102,11 @@ class ReferenceBackend:
         return forward
 
     def pack_vector(self, weight: Floats) -> Floats:
+        self.weight_bytes += weight.nbytes
         return np.ascontiguousarray(weight)
 
     def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> PackedLinear:
+        self.weight_bytes += sum(one.nbytes for one in (*weights, *biases))
         return self._remember(pack_linear(weights, biases))
 
     def pack_tied(self, table: Floats) -> PackedLinear:

@@ -1,0 +1,90 @@
+"""The arena: aligned, bounded, told by purpose; and a runner that asks for nothing more."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from protos import worker as wire
+from tests.worker.plans import sampling, start
+from worker.arena import ALIGNMENT, Arena, Piece, num_bytes
+from worker.batch import Batch
+from worker.build import LoadedModel
+from worker.models.decoder import Outputs
+
+NUMPY_DOMAIN = 389047
+"""The number under which NumPy reports its arrays to tracemalloc."""
+PIECES = (Piece((3,), np.int32), Piece((5, 7), np.float32), Piece((0, 4), np.int64))
+
+
+def test_pieces_are_aligned_zero_and_apart() -> None:
+    arena = Arena(num_bytes(PIECES))
+    arrays = [arena.take("this", PIECES[0]), arena.take("that", PIECES[1])]
+    for array, piece in zip(arrays, PIECES, strict=False):
+        assert array.shape == piece.shape and array.dtype == piece.dtype
+        assert array.ctypes.data % ALIGNMENT == 0 and not array.any()
+        assert array.flags.c_contiguous
+    arrays[0][:] = -1
+    assert not arrays[1].any()
+    assert arena.bytes_by_purpose == {"this": 64, "that": 192}
+    assert arena.take("that", PIECES[2]).shape == (0, 4)
+
+
+def test_what_does_not_fit_is_an_error_with_numbers() -> None:
+    arena = Arena(128)
+    arena.take("kv", Piece((20,), np.int32))
+    with pytest.raises(MemoryError, match="kv asks for 64 bytes, 0 are left of 128"):
+        arena.take("kv", Piece((1,), np.int8))
+
+
+def test_the_ledger_says_what_is_taken(tiny: LoadedModel) -> None:
+    memory = tiny.runner(10).memory
+    assert memory["kv"] == 10 * 2 * 2 * 16 * 16 * 4
+    assert memory["weights"] == tiny.backend.weight_bytes
+    assert memory["workspace"] > 2048 * 5 * 4 and memory["reserve"] >= 0
+
+
+def test_steps_take_no_memory_of_their_own(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs stand where they stood, and after 100 steps no array is left over.
+
+    The reference's operators let NumPy allocate what they return; it is free before the next one.
+    """
+    runner = tiny.runner(60)
+    seen: set[tuple[int, ...]] = set()
+    forward = runner._forward
+
+    def watched(batch: Batch) -> Outputs:
+        seen.add(tuple(array.ctypes.data for array in batch[:-1]))
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "_forward", watched)
+    params = sampling(temperature=1.0, seed=3, top_k=9, repetition_penalty=1.1)
+    ids = range(1, 6)
+    starts = [
+        start(i, [i] * 70, range(12 * i - 12, 12 * i), sampling=params, logprobs=2) for i in ids
+    ]
+    steps = tuple(wire.SequenceStep(i, 1) for i in ids)
+    runner.execute(wire.ExecutePlan(0, tuple(starts)))
+    for step_id in range(1, 11):
+        runner.execute(wire.ExecutePlan(step_id, steps=steps))
+    tracemalloc.start()
+    try:
+        before = array_bytes()
+        for step_id in range(11, 111):
+            runner.execute(wire.ExecutePlan(step_id, steps=steps))
+        assert array_bytes() - before < 1024
+    finally:
+        tracemalloc.stop()
+    assert len(seen) == 1, "inputs have moved"
+
+
+def array_bytes() -> int:
+    gc.collect()
+    mine = tracemalloc.DomainFilter(True, NUMPY_DOMAIN)
+    traces = tracemalloc.take_snapshot().filter_traces([mine]).traces
+    return sum(trace.size for trace in traces)
