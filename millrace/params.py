@@ -1,4 +1,4 @@
-"""SamplingParams: how an answer is drawn and when it ends, with the names offline users know.
+"""SamplingParams: how an answer is drawn and when it ends, with the names of the server's API.
 
 Checked against the same table of limits as the two doors of the server. A field left None takes
 what the model folder's generation_config.json says, then the neutral value: as on the server.
@@ -9,20 +9,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from common.errors import InvalidRequest
-from protos import common_pb2, tokenizer_pb2
-from protos.limits import (
-    LIMITS,
-    MAX_LOGIT_BIASES,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_U32,
-    violation,
+from millrace.params_checks import (
+    check_biases,
+    check_dynamic,
+    check_ids,
+    check_number,
+    check_texts,
+    invalid,
 )
+from millrace.structure import grammar_of
+from protos import common_pb2, tokenizer_pb2
+from protos import limits as bounds
 
-WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "n", "logprobs")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1), "top_p": (1,), "top_k": (0,), "min_p": (0,), "typical_p": (1,),
+    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
+    "bad_words": ((), []), "allowed_token_ids": (), "dynamic_temperature": (),
+}  # fmt: skip
+"""Values that ask the chain for nothing, beside None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,18 @@ class SamplingParams:
     top_k: int | None = None
     """0 (or -1) is off."""
     min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    dynamic_temperature: Mapping[str, float] | None = None
+    """{"range": …, "exponent": …}: temperature ± range, by entropy."""
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    """-1 looks at the whole context."""
+    dry_sequence_breakers: Sequence[str] | None = None
     max_tokens: int | None = 16
     """Small, as offline users expect; None means as long as the model allows."""
     min_tokens: int = 0
@@ -47,10 +67,28 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Alternatives reported per token; 0 reports the chosen token only."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens; the first has none."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    """None of these comes out."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Nothing else comes out; None allows all."""
+    samplers: Sequence[str] = ()
+    """Stages of the chain in their order; empty = the default."""
+    return_sampler_trace: bool = False
+    """Report what each stage of the chain has left, for every token."""
+    response_format: Mapping[str, Any] | None = None
+    """OpenAI's {"type": "json_object"} or {"type": "json_schema", "json_schema": {…}}."""
+    structured_outputs: Mapping[str, Any] | None = None
+    """One of json, regex, choice, grammar (Lark), json_object."""
+    n_keep: int | None = None
+    """A full context drops its middle and keeps so many first tokens; None ends the answer."""
+    rotate_kv: bool = False
+    """With n_keep: turn the keys in place instead of computing them again. Inexact."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -60,22 +98,52 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for each in fields(self):
-            if each.name in LIMITS and each.name != "logit_bias":
-                _check_number(each.name, getattr(self, each.name))
+            if each.name in bounds.LIMITS and each.name != "logit_bias":
+                check_number(each.name, getattr(self, each.name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _invalid("min_tokens", f"is {self.min_tokens}, more than max_tokens")
-        _check_stops(self.stop, self.stop_token_ids)
-        _check_biases(self.logit_bias)
+            raise invalid("min_tokens", f"is {self.min_tokens}, more than max_tokens")
+        if self.rotate_kv and self.n_keep is None:
+            raise invalid("rotate_kv", "needs n_keep")
+        self._check_lists()
+        self._check_chain()
+        grammar_of(self.response_format, self.structured_outputs)
+
+    def _check_lists(self) -> None:
+        breakers = self.dry_sequence_breakers or ()
+        check_texts("stop", self.stop, bounds.MAX_STOP_STRINGS, bounds.MAX_STOP_STRING_CHARS)
+        check_texts("bad_words", self.bad_words, bounds.MAX_BAD_WORDS, bounds.MAX_BAD_WORD_CHARS)
+        check_texts(
+            "dry_sequence_breakers", breakers, bounds.MAX_DRY_BREAKERS, bounds.MAX_DRY_BREAKER_CHARS
+        )
+        check_ids("stop_token_ids", self.stop_token_ids, bounds.MAX_STOP_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            check_ids("allowed_token_ids", self.allowed_token_ids, bounds.MAX_ALLOWED_TOKEN_IDS)
+            if not self.allowed_token_ids:
+                raise invalid("allowed_token_ids", "is empty: no token could be drawn")
+        check_biases(self.logit_bias)
+
+    def _check_chain(self) -> None:
+        if self.dynamic_temperature is not None:
+            check_dynamic(self.dynamic_temperature)
+        acting = [
+            name
+            for name, nothing in NEUTRAL.items()
+            if (value := getattr(self, name)) is not None and value not in nothing
+        ]
+        if why := bounds.samplers_violation(self.samplers, acting):
+            raise InvalidRequest(why, param="samplers")
 
     def limits(self) -> common_pb2.Limits:
         """Return the engine's share."""
-        ids = self.stop_token_ids
         return common_pb2.Limits(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
-            stop_token_ids=struct.pack(f"<{len(ids)}I", *ids),
+            stop_token_ids=_column(self.stop_token_ids),
             n=self.n,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            n_keep=self.n_keep,
+            rotate_kv=self.rotate_kv,
         )
 
     def sampling(self, seed: int) -> common_pb2.SamplingParams:
@@ -89,60 +157,65 @@ class SamplingParams:
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            typical_p=self.typical_p,
+            top_n_sigma=self.top_n_sigma,
+            dynamic_temperature=self._dynamic(),
+            xtc=self._xtc(),
+            dry=self._dry(),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             seed=(seed if self.seed is None else self.seed) % 2**64,
             logit_bias=biases,
+            allowed_token_ids=_column(self.allowed_token_ids or ()),
+            samplers=self.samplers,
+            return_sampler_trace=self.return_sampler_trace,
+        )
+
+    def _dynamic(self) -> common_pb2.DynamicTemperature | None:
+        if self.dynamic_temperature is None:
+            return None
+        default = {"exponent": bounds.DYNAMIC_TEMPERATURE_EXPONENT}
+        return common_pb2.DynamicTemperature(**default | dict(self.dynamic_temperature))
+
+    def _xtc(self) -> common_pb2.Xtc | None:
+        if not self.xtc_probability:
+            return None
+        threshold = _either(self.xtc_threshold, bounds.XTC_DEFAULTS["xtc_threshold"])
+        return common_pb2.Xtc(probability=self.xtc_probability, threshold=threshold)
+
+    def _dry(self) -> common_pb2.Dry | None:
+        default = bounds.DRY_DEFAULTS
+        last_n = int(_either(self.dry_penalty_last_n, default["dry_penalty_last_n"]))
+        if not self.dry_multiplier or not last_n:
+            return None
+        length = _either(self.dry_allowed_length, default["dry_allowed_length"])
+        return common_pb2.Dry(
+            multiplier=self.dry_multiplier,
+            base=_either(self.dry_base, default["dry_base"]),
+            allowed_length=int(length),
+            last_n=last_n if last_n > 0 else None,
         )
 
     def text_options(self) -> tokenizer_pb2.TextOptions:
-        """Return the text tier's share."""
+        """Return the text tier's share, with what it makes ids of for the sampler."""
+        given = self.dry_sequence_breakers
+        breakers = bounds.DRY_BREAKERS if given is None else given
         return tokenizer_pb2.TextOptions(
             stop=list(self.stop),
             include_stop=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             keep_special_tokens=not self.skip_special_tokens,
             stop_token_ids=list(self.stop_token_ids),
+            bad_words=list(self.bad_words),
+            dry_breakers=breakers if self.dry_multiplier else (),
+            grammar=grammar_of(self.response_format, self.structured_outputs),
         )
 
 
-def _invalid(param: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} {message}", param=param)
+def _column(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
-def _check_number(name: str, value: float | None) -> None:
-    if value is None:
-        return
-    kinds = (int,) if name in WHOLE else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        whole = "a whole number" if name in WHOLE else "a number"
-        raise _invalid(name, f"must be {whole}, got {value!r}")
-    if why := violation(name, value):
-        raise InvalidRequest(why, param=name)
-
-
-def _check_stops(stop: Sequence[str], stop_token_ids: Sequence[int]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise _invalid("stop", f"has {len(stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
-    for text in stop:
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-            allowed = f"1 to {MAX_STOP_STRING_CHARS} characters"
-            raise _invalid("stop", f"must be strings of {allowed}, got {text!r}")
-    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _invalid("stop_token_ids", f"has more than {MAX_STOP_TOKEN_IDS} ids")
-    for token_id in stop_token_ids:
-        _check_id("stop_token_ids", token_id)
-
-
-def _check_biases(biases: Mapping[int, float]) -> None:
-    if len(biases) > MAX_LOGIT_BIASES:
-        raise _invalid("logit_bias", f"has more than {MAX_LOGIT_BIASES} entries")
-    for token_id, bias in biases.items():
-        _check_id("logit_bias", token_id)
-        _check_number("logit_bias", bias)
-
-
-def _check_id(name: str, token_id: int) -> None:
-    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= MAX_U32:
-        raise _invalid(name, f"must hold token ids, got {token_id!r}")
+def _either(value: float | None, default: float) -> float:
+    return default if value is None else value

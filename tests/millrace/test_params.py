@@ -31,6 +31,23 @@ from millrace.params import SamplingParams
         ("stop_token_ids", [1] * 257, "stop_token_ids has more than 256"),
         ("logit_bias", {1: 101}, "logit_bias must be between -100 and 100"),
         ("logit_bias", {"a": 1}, "logit_bias must hold token ids, got 'a'"),
+        ("typical_p", 1.1, "typical_p must be between 0 and 1"),
+        ("dry_allowed_length", 2.5, "dry_allowed_length must be a whole number"),
+        ("dry_penalty_last_n", -2, "dry_penalty_last_n must be between -1 and"),
+        ("prompt_logprobs", 21, "prompt_logprobs must be between 0 and 20"),
+        ("bad_words", ["a" * 257], "bad_words must be strings of 1 to 256 characters"),
+        ("bad_words", "abc", "bad_words must be a list of strings"),
+        ("allowed_token_ids", [], "allowed_token_ids is empty"),
+        ("dynamic_temperature", {"exponent": 1}, "dynamic_temperature must have range"),
+        ("samplers", ["top_k", "heat"], "samplers must be among"),
+        ("samplers", ["top_k", "top_k"], "samplers names top_k more than once"),
+        ("rotate_kv", True, "rotate_kv needs n_keep"),
+        ("response_format", {"type": "xml"}, "response_format must be text, json_object or"),
+        ("structured_outputs", {"json": "{"}, "structured_outputs has a schema that is not JSON"),
+        ("structured_outputs", {"json": "[]"}, "structured_outputs has a schema that is not an"),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly"),
+        ("structured_outputs", {"choice": []}, "structured_outputs has an empty choice"),
+        ("structured_outputs", {"regex": "a" * 65_537}, "structured_outputs has more than 65536"),
     ],
 )
 def test_refusals_name_the_field(field: str, value: Any, message: str) -> None:
@@ -66,3 +83,64 @@ def test_every_field_reaches_its_tier() -> None:
     text = params.text_options()
     assert (list(text.stop), list(text.stop_token_ids)) == (["end"], [7, 258])
     assert text.include_stop and text.ignore_eos and text.keep_special_tokens
+
+
+def test_a_bound_of_the_dynamic_temperature_names_its_part() -> None:
+    with pytest.raises(InvalidRequest, match="dynamic_temperature.range must be between 0 and 2"):
+        SamplingParams(dynamic_temperature={"range": 3})
+
+
+def test_a_field_whose_stage_is_not_named_is_refused() -> None:
+    assert SamplingParams(samplers=["top_k"], temperature=0, top_k=3).samplers == ["top_k"]
+    with pytest.raises(InvalidRequest, match="top_p does not act: samplers does not name top_p"):
+        SamplingParams(samplers=["top_k"], top_k=3, top_p=0.5)
+
+
+def test_the_rarer_stages_reach_the_sampler() -> None:
+    params = SamplingParams(
+        typical_p=0.9, top_n_sigma=1.5, xtc_probability=0.5, dry_multiplier=0.8,
+        dynamic_temperature={"range": 0.5}, allowed_token_ids=[1, 2], bad_words=["no"],
+        samplers=["typical_p", "top_n_sigma", "xtc", "dry", "dynamic_temperature",
+                  "allowed_token_ids", "bad_words"],
+        return_sampler_trace=True, prompt_logprobs=3, n_keep=8, rotate_kv=True,
+    )  # fmt: skip
+    sampling = params.sampling(seed=1)
+    assert (sampling.typical_p, sampling.top_n_sigma) == (0.9, 1.5)
+    assert (sampling.xtc.probability, sampling.xtc.threshold) == (0.5, 0.1)
+    assert (sampling.dry.multiplier, sampling.dry.base, sampling.dry.allowed_length) == (
+        0.8, 1.75, 2,
+    )  # fmt: skip
+    assert not sampling.dry.HasField("last_n")
+    dynamic = sampling.dynamic_temperature
+    assert (dynamic.range, dynamic.exponent) == (0.5, 1.0)
+    assert sampling.allowed_token_ids == b"\1\0\0\0\2\0\0\0" and sampling.return_sampler_trace
+    assert list(sampling.samplers) == list(params.samplers)
+    limits = params.limits()
+    assert (limits.prompt_logprobs, limits.n_keep, limits.rotate_kv) == (3, 8, True)
+    text = params.text_options()
+    assert list(text.bad_words) == ["no"] and list(text.dry_breakers) == ["\n", ":", '"', "*"]
+    assert not SamplingParams().sampling(1).HasField("dry")
+    assert not SamplingParams(dry_multiplier=1, dry_penalty_last_n=0).sampling(1).HasField("dry")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({}, "NONE", ""),
+        ({"response_format": {"type": "text"}}, "NONE", ""),
+        ({"response_format": {"type": "json_object"}}, "JSON_SCHEMA", "{}"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+            "JSON_SCHEMA",
+            '{"a": 1}',
+        ),
+        ({"structured_outputs": {"json": '{"b": 2}'}}, "JSON_SCHEMA", '{"b": 2}'),
+        ({"structured_outputs": {"json_object": True}}, "JSON_SCHEMA", "{}"),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, "REGEX", "a+"),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, "CHOICE", '["x", "y"]'),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "LARK", 'start: "a"'),
+    ],
+)
+def test_the_form_of_an_answer_is_a_grammar(fields: dict[str, Any], kind: str, text: str) -> None:
+    grammar = SamplingParams(**fields).text_options().grammar
+    assert (grammar.Kind.Name(grammar.kind), grammar.text) == (kind, text)

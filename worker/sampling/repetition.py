@@ -70,7 +70,8 @@ class Dry:
     base: float
     allowed_length: int
     last_n: int | None
-    breakers: tuple[tuple[int, ...], ...]
+    breakers: dict[int, list[tuple[int, ...]]]
+    """By their first id: there may be thousands."""
 
     @classmethod
     def create(cls, recipe: Recipe) -> Dry | None:
@@ -78,7 +79,10 @@ class Dry:
         last_n = dry.last_n if dry.HasField("last_n") else None
         if not dry.multiplier or dry.base < 1 or last_n == 0:
             return None
-        breakers = tuple(tuple(column(b).tolist()) for b in dry.breakers if b)
+        breakers: dict[int, list[tuple[int, ...]]] = {}
+        for packed in filter(None, dry.breakers):
+            first, *rest = column(packed).tolist()
+            breakers.setdefault(first, []).append((first, *rest))
         return cls(dry.multiplier, dry.base, dry.allowed_length, last_n, breakers)
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
@@ -92,7 +96,7 @@ class Dry:
             if (repeated := min(length, reach)) >= self.allowed_length:
                 token_id = backwards[place - 1]
                 longest[token_id] = max(repeated, longest.get(token_id, 0))
-        for token_id in [t for t in longest if (t,) not in self.breakers]:
+        for token_id in [t for t in longest if (t,) not in self.breakers.get(t, ())]:
             places, _ = candidates.find(np.array([token_id]))
             candidates.logits[places] -= self._penalty(longest[token_id])
         return candidates
@@ -105,13 +109,13 @@ class Dry:
 
     def _tokens_since_breaker(self, backwards: list[int]) -> int:
         """Return how many tokens follow the last breaker: all of them when there is none."""
-        heads = {breaker[0] for breaker in self.breakers}
         for place, token_id in enumerate(backwards):
-            if token_id in heads:
-                forwards = tuple(backwards[max(0, place - 64) : place + 1][::-1])
-                fitting = [len(b) for b in self.breakers if b == forwards[: len(b)]]
-                if fitting:
-                    return place + 1 - max(fitting)
+            for breaker in sorted(self.breakers.get(token_id, ()), key=len, reverse=True):
+                size = len(breaker)
+                if size <= place + 1 and breaker == tuple(
+                    backwards[place + 1 - size : place + 1][::-1]
+                ):
+                    return place + 1 - size
         return len(backwards)
 
 

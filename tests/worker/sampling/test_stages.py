@@ -154,7 +154,7 @@ def naive_dry(tokens: list[int], base: float, allowed: int) -> dict[int, float]:
 def test_dry_is_its_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 3, rng.integers(1, 60)).tolist()
-    stage = Dry(1.0, 1.5, 2, None, ())
+    stage = Dry(1.0, 1.5, 2, None, {})
     history = History(np.array(tokens[:5], np.int32), np.array(tokens[5:], np.int32))
     got = stage(Candidates(np.arange(3), np.zeros(3)), history).logits
     wanted = naive_dry(tokens, 1.5, 2)
@@ -163,7 +163,7 @@ def test_dry_is_its_definition(seed: int) -> None:
 
 def test_dry_of_one_endless_repetition_stays_finite() -> None:
     history = History(np.full(5000, 7, np.int32), np.zeros(0, np.int32))
-    got = Dry(100.0, 1.75, 2, None, ())(Candidates(np.arange(9), np.zeros(9)), history).logits
+    got = Dry(100.0, 1.75, 2, None, {})(Candidates(np.arange(9), np.zeros(9)), history).logits
     assert np.isfinite(got).all() and got[7] < -1e30
 
 

@@ -1,0 +1,71 @@
+"""Checks of SamplingParams, against the same table of limits as the two doors of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.errors import InvalidRequest
+from protos.limits import MAX_LOGIT_BIASES, MAX_U32, violation
+
+WHOLE = (
+    "top_k", "seed", "max_tokens", "min_tokens", "n", "logprobs", "prompt_logprobs", "n_keep",
+    "dry_allowed_length", "dry_penalty_last_n",
+)  # fmt: skip
+
+
+def invalid(param: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} {message}", param=param)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise InvalidRequest unless `value` is None or may stand in the field `name`."""
+    if value is None:
+        return
+    kinds = (int,) if name in WHOLE else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        whole = "a whole number" if name in WHOLE else "a number"
+        raise invalid(name, f"must be {whole}, got {value!r}")
+    if why := violation(name, value):
+        raise InvalidRequest(why, param=name)
+
+
+def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> None:
+    """Raise InvalidRequest unless these are at most `most` strings, none empty or too long."""
+    if isinstance(texts, str):
+        raise invalid(name, f"must be a list of strings, got {texts!r}")
+    if len(texts) > most:
+        raise invalid(name, f"has {len(texts)} strings, at most {most} are allowed")
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text) <= max_chars:
+            raise invalid(name, f"must be strings of 1 to {max_chars} characters, got {text!r}")
+
+
+def check_ids(name: str, token_ids: Sequence[int], most: int) -> None:
+    """Raise InvalidRequest unless these are at most `most` token ids."""
+    if len(token_ids) > most:
+        raise invalid(name, f"has more than {most} ids")
+    for token_id in token_ids:
+        check_id(name, token_id)
+
+
+def check_id(name: str, token_id: int) -> None:
+    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= MAX_U32:
+        raise invalid(name, f"must hold token ids, got {token_id!r}")
+
+
+def check_biases(biases: Mapping[int, float]) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise invalid("logit_bias", f"has more than {MAX_LOGIT_BIASES} entries")
+    for token_id, bias in biases.items():
+        check_id("logit_bias", token_id)
+        check_number("logit_bias", bias)
+
+
+def check_dynamic(dynamic: Mapping[str, float]) -> None:
+    """Raise InvalidRequest unless it has a `range`, and nothing but that and an `exponent`."""
+    name = "dynamic_temperature"
+    if not isinstance(dynamic, Mapping) or not {"range"} <= {*dynamic} <= {"range", "exponent"}:
+        raise invalid(name, f"must have range and may have exponent, got {dynamic!r}")
+    for key, value in dynamic.items():
+        check_number(f"{name}.{key}", value)
