@@ -55,15 +55,9 @@ class BulkText:
             )
         return TextLogprobs(slot=slot, index=row.index, entries=entries)
 
-    def _with_texts(self, value: Any) -> Any:
-        """Return a trace with `tokens` beside its `token_ids`, `token` beside its `token_id`."""
-        if isinstance(value, list):
-            return [self._with_texts(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        shown = {key: self._with_texts(item) for key, item in value.items()}
-        if isinstance(ids := value.get("token_ids"), list):
-            shown["tokens"] = [self._model.token(token_id)[0] for token_id in ids]
-        if isinstance(token_id := value.get("token_id"), int):
-            shown["token"] = self._model.token(token_id)[0]
-        return shown
+    def _with_texts(self, trace: dict[str, Any]) -> dict[str, Any]:
+        """Return a trace with the drawn `token`, and in each stage the `tokens` of its `top`."""
+        trace["token"] = self._model.token(trace["token_id"])[0]
+        for stage in trace["stages"]:
+            stage["tokens"] = [self._model.token(token_id)[0] for token_id, _ in stage["top"]]
+        return trace

@@ -18,13 +18,25 @@ THINK_TAGS = "think_tags"
 
 
 def tool_format(templates: Mapping[str, str] | None) -> str:
-    """Return how the model writes tool calls; empty when its template knows none we can read."""
-    source = (templates or {}).get("tool_use") or (templates or {}).get("default", "")
+    """Return how the model writes tool calls; empty when we know no format for it."""
+    source = tool_template(templates)
     if "<tool_call>" in source and "<tools>" in source:
         return HERMES
     if "<|start_header_id|>" in source and '"parameters": ' in source:
         return LLAMA3
-    return ""
+    return HERMES if spells_no_tools(templates) else ""
+
+
+def spells_no_tools(templates: Mapping[str, str] | None) -> bool:
+    """Whether it is a ChatML template that would leave tools out silently: then we spell them."""
+    source = tool_template(templates)
+    return "<|im_start|>" in source and "tools" not in source
+
+
+def tool_template(templates: Mapping[str, str] | None) -> str:
+    """Return the template that is shown tools, empty when there is none."""
+    known = templates or {}
+    return known.get("tool_use") or known.get("default", "")
 
 
 def reasoning_format(templates: Mapping[str, str] | None) -> str:

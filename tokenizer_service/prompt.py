@@ -19,6 +19,7 @@ from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.columns import unpack
 from tokenizer_service.guarded_text import GuardedText
+from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
@@ -48,7 +49,10 @@ class PromptBuilder:
         executor: Executor,
         vocab_size: int,
         metrics: TokenizerMetrics,
+        spells_no_tools: bool = False,
     ) -> None:
+        """`spells_no_tools`: the template would leave tools out; messages spell them instead."""
+        self._spells_no_tools = spells_no_tools
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
@@ -120,6 +124,8 @@ class PromptBuilder:
         if mark:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
+        if self._spells_no_tools:
+            messages, tools = spelled(messages, tools), None
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
             text = await self._template.render(with_objects, tools, prompt, kwargs)

@@ -12,7 +12,7 @@ from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.columns import unpack
 from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
-from tokenizer_service.formats import reasoning_format, tool_format
+from tokenizer_service.formats import reasoning_format, spells_no_tools, tool_format
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import ModelFolder, read_model_folder
@@ -48,7 +48,14 @@ class TextModel:
         self._template = template
         self._executor = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
         self.vocab_size = folder.vocab_size or (tokenizer.size if tokenizer is not None else 0)
-        self.prompts = PromptBuilder(tokenizer, template, self._executor, self.vocab_size, metrics)
+        self.prompts = PromptBuilder(
+            tokenizer,
+            template,
+            self._executor,
+            self.vocab_size,
+            metrics,
+            spells_no_tools(folder.templates),
+        )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars)
         self.reasoning_format = reasoning_format(folder.templates) if tokenizer is not None else ""

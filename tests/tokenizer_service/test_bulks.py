@@ -56,12 +56,12 @@ async def test_an_embedding_needs_no_text(build: Build) -> None:
 async def test_a_trace_gets_texts(build: Build) -> None:
     stage = build()
     await stage.submit(5)
-    stages = [{"stage": "top_k", "token_ids": [72, 105], "probs": [0.75, 0.25]}]
+    stages = [{"stage": "top_k", "count": 2, "top": [[72, 0.75], [105, 0.25]]}]
     trace = json.dumps({"index": 0, "token_id": 72, "stages": stages}).encode()
     stage.pipeline.on_bulk(stage.link, Bulk(slot=0, trace_json=trace))
     shown = json.loads(stage.gateway.bulks[0].trace_json)
     assert shown["token"] == "H" and shown["stages"][0]["tokens"] == ["H", "i"]
-    assert shown["stages"][0]["probs"] == [0.75, 0.25]
+    assert shown["stages"][0]["top"] == [[72, 0.75], [105, 0.25]] and shown["index"] == 0
 
 
 async def test_nobody_hears_of_slots_that_have_ended(build: Build) -> None:

@@ -10,7 +10,7 @@ from tokenizer_service.formats import reasoning_format, tool_format
 from tokenizer_service.model_folder import read_model_folder
 
 KNOWN = {
-    "qwen2-instruct": ("", ""),
+    "qwen2-instruct": ("hermes", ""),
     "qwen2.5-instruct": ("hermes", ""),
     "qwen3": ("hermes", "think_tags"),
     "deepseek-r1-distill-qwen": ("", "think_tags"),

@@ -1,0 +1,77 @@
+"""Tools for ChatML templates that know none (Qwen2): spelled out in messages, in the Hermes format.
+
+The words are those that Qwen2.5's template shows its models. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+SYSTEM = "You are a helpful assistant."
+BEFORE = (
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+AFTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+Message = dict[str, Any]
+
+
+def spelled(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
+    """Return `messages` without any tool role or call: all of it as content."""
+    joined: list[Message] = []
+    previous = None
+    for message in messages:
+        role, plain = message.get("role"), spelled_message(message)
+        if role == previous == "tool":
+            joined[-1]["content"] += f"\n{plain['content']}"
+        else:
+            joined.append(plain)
+        previous = role
+    return with_signatures(joined, tools) if tools else joined
+
+
+def with_signatures(messages: Sequence[Message], tools: Sequence[Any]) -> list[Message]:
+    """Return `messages` with the tools' signatures at the end of the system message."""
+    signatures = "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in tools)
+    has_system = messages[0].get("role") == "system"
+    system = messages[0].get("content") or "" if has_system else SYSTEM
+    first = {"role": "system", "content": f"{system}{BEFORE}{signatures}{AFTER}"}
+    return [first, *messages[has_system:]]
+
+
+def spelled_message(message: Message) -> Message:
+    """Return an answer's calls, or a tool's result, as content."""
+    content = message.get("content") or ""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    texts = [content] if content else []
+    texts += [f"<tool_call>\n{spelled_call(call)}\n</tool_call>" for call in calls]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(texts)}
+
+
+def spelled_call(call: Any) -> str:
+    """Return a call as the model wrote it."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, Mapping):
+        return json.dumps(call, ensure_ascii=False)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            pass  # what a model wrote need not be JSON; it reads it as it was
+    known = {"name": function.get("name"), "arguments": arguments}
+    return json.dumps(known, ensure_ascii=False)
