@@ -95,7 +95,7 @@ class Completion:
         limits.CopyFrom(request.limits)
         limits.has_grammar = request.text.grammar.kind != Grammar.NONE
         if is_embedding:
-            limits.max_tokens = 0
+            limits.max_tokens = 1  # the least that the engine takes; none is drawn
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):

@@ -44,7 +44,7 @@ async def test_an_embedding_needs_no_text(build: Build) -> None:
     stage = build()
     vector = struct.pack("<3f", 1, 2, 3)
     await stage.submit(5, limits=Limits(kind=EMBED))
-    assert stage.link.adds[0].limits.max_tokens == 0
+    assert stage.link.adds[0].limits.max_tokens == 1
     stage.pipeline.on_bulk(stage.link, Bulk(slot=0, embedding=vector))
     stage.end(0, FinishReason.STOPPED)
     assert [(bulk.slot, bulk.embedding) for bulk in stage.gateway.bulks] == [(5, vector)]

@@ -51,7 +51,7 @@ def test_a_window_that_moves_bounds_no_answer() -> None:
 
 
 def test_an_embedding_has_no_answer_and_needs_no_room_for_one() -> None:
-    assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 0
+    assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 1
     with pytest.raises(PayloadTooLarge):
         completion().limits(request(limits=Limits(kind=EMBED)), 65, 64)
 
