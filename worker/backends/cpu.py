@@ -25,6 +25,7 @@ from worker.kernels.packed import (
     PackedWeight,
     Stored,
     pack_weight,
+    shape_of,
     stored_format,
     to_float32,
 )
@@ -75,11 +76,17 @@ class CpuBackend:
     """Operators as in `backends/base.py`; `weights` is the format linears are packed in."""
 
     def __init__(
-        self, library: Library, level: Level, weights: Format, num_threads: int = 0
+        self,
+        library: Library,
+        level: Level,
+        weights: Format,
+        num_threads: int = 0,
+        group: int = 128,
     ) -> None:
         self.level = level
         self._library = library
         self._format = weights
+        self._group = group
         self.num_threads = num_threads or available_cores()
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
@@ -144,16 +151,16 @@ class CpuBackend:
         return vector
 
     def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
-        packed = pack_weight(self._library, self.pool, weights, biases, self._format)
-        self.weight_bytes += packed.weight.nbytes
-        if packed.bias is not None:
-            self.weight_bytes += packed.bias.nbytes
+        shape = shape_of(weights, self._format, self._group)
+        packed = pack_weight(self._library, self.pool, weights, biases, shape)
+        self.weight_bytes += packed.num_bytes
         return packed
 
     def pack_tied(self, table: Table) -> PackedWeight:
         if table.packed is None:
             assert table.rows is not None
             table.packed = self.pack_linear([table.rows])
+            self.weight_bytes -= table.rows.nbytes
             self.weight_bytes -= table.rows.nbytes
             table.rows = None
         return table.packed
@@ -167,7 +174,11 @@ class CpuBackend:
         out = Buffer(Rows.TOKENS, table.shape[1])
         width, packed = table.shape[1], table.packed
         if packed is not None:
-            words: tuple[Word, ...] = (packed.weight, None, out, width, packed.format, 1, 0)
+            shape = packed.shape
+            words: tuple[Word, ...] = (
+                *(packed.weight, packed.scales, out, width),
+                *(shape.format, 1, shape.group),
+            )
         else:
             assert table.rows is not None
             words = (table.rows, None, out, width, stored_format("embedding", "", table.rows), 0, 0)
@@ -195,11 +206,13 @@ class CpuBackend:
         return out, total
 
     def linear(self, x: Buffer, linear: PackedWeight) -> Buffer:
-        _require("linear", "x", x, linear.num_inputs)
-        out = Buffer(x.rows, linear.num_outputs)
-        scratch = Buffer(x.rows, linear.scratch_width)
-        sizes = (linear.num_inputs, linear.num_outputs, linear.format, 0)
-        self._add(Kind.LINEAR, x.rows, x, linear.weight, None, linear.bias, out, scratch, *sizes)
+        shape = linear.shape
+        _require("linear", "x", x, shape.num_inputs)
+        out = Buffer(x.rows, shape.num_outputs)
+        scratch = Buffer(x.rows, shape.scratch_width)
+        sizes = (shape.num_inputs, shape.num_outputs, shape.format, shape.group)
+        words = (x, linear.weight, linear.scales, linear.bias, out, scratch, *sizes)
+        self._add(Kind.LINEAR, x.rows, *words)
         return out
 
     def head_norm(

@@ -44,9 +44,7 @@ class Library:
         self.open = self._function("millrace_open", pointer, i32)
         self.close = self._function("millrace_close", None, pointer)
         self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
-        self.pack = self._function(
-            "millrace_pack", None, pointer, pointer, i64, i64, i64, pointer, i64, i64
-        )
+        self.pack = self._function("millrace_pack", None, pointer, pointer)
         self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())
         self.highest_level = Level(self._function("millrace_highest_level", i32)())
 

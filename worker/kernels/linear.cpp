@@ -13,7 +13,7 @@ static int64_t panels_per_piece(int64_t num_panels, int64_t num_threads) {
 
 }  // namespace millrace
 
-#define KERNEL_BODY "linear_float_body.h"
+#define KERNEL_BODY "linear_body.h"
 #include "each_level.h"
 
 namespace millrace {

@@ -23,7 +23,6 @@ namespace millrace {
 
 constexpr int64_t PANEL = 16;
 constexpr int64_t BLOCK = 32;         // inputs of a float block
-constexpr int64_t INT8_GROUP = 128;   // inputs that share an activation scale
 
 struct LinearArguments {
   const float* x;        // [rows, num_inputs]
@@ -35,13 +34,30 @@ struct LinearArguments {
   int64_t num_inputs;
   int64_t num_outputs;
   Format format;
-  int64_t group;         // inputs that share a scale: 128 or 64
+  int64_t group;         // of integer formats: inputs that share a scale, 128 or 64
 };
 
 constexpr int64_t padded_inputs(Format format, int64_t num_inputs, int64_t group) {
   int64_t unit = format == Format::INT8 || format == Format::INT4 ? group : BLOCK;
   return (num_inputs + unit - 1) / unit * unit;
 }
+
+// What one row of activations becomes for the integer formats, one array after the other: the values,
+// `value_bytes` each (1, or 2 where the level multiplies words), a scale per group, and per group
+// what the offset of the unsigned weights adds too much: the accumulators start from its negative.
+struct QuantisedRow {
+  int64_t num_groups, values_bytes, stride;
+
+  constexpr QuantisedRow(int64_t padded, int64_t group, int64_t value_bytes)
+      : num_groups(padded / group),
+        values_bytes(padded * value_bytes),
+        stride((values_bytes + num_groups * 8 + 63) / 64 * 64) {}
+
+  const float* scales(const uint8_t* row) const { return (const float*)(row + values_bytes); }
+  const int32_t* starts(const uint8_t* row) const {
+    return (const int32_t*)(row + values_bytes + num_groups * 4);
+  }
+};
 
 // Bytes of one panel's weights for `inputs` inputs.
 constexpr int64_t panel_bytes(Format format, int64_t inputs) {

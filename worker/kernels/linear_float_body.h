@@ -176,14 +176,3 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     }
   });
 }
-
-void linear(const Run& run, const Op& op) {
-  auto a = op.as<LinearArguments>();
-  int64_t num_rows = run.step.count(op.rows);
-  switch (a.format) {
-    case Format::F32: return float_linear<F32Weights>(run, a, num_rows);
-    case Format::BF16: return float_linear<Bf16Weights>(run, a, num_rows);
-    case Format::F16: return float_linear<F16Weights>(run, a, num_rows);
-    default: return;
-  }
-}

@@ -5,6 +5,7 @@ Knows the layouts of `linear.h` and the dtypes of a checkpoint. Knows no model.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,8 @@ from worker.kernels.library import Library
 
 PANEL = 16
 BLOCK = 32
+GROUPS = (128, 64)
+"""Inputs that may share a scale."""
 
 Stored = np.ndarray[Any, Any]
 """float32, float16, or bfloat16 as uint16: an array as it lies in a checkpoint."""
@@ -39,27 +42,74 @@ STORED_FORMATS = {
     np.dtype(np.uint16): Format.BF16,
     np.dtype(np.float16): Format.F16,
 }
-ITEM_BYTES = {Format.F32: 4, Format.BF16: 2, Format.F16: 2}
+BITS = {Format.F32: 32, Format.BF16: 16, Format.F16: 16, Format.INT8: 8, Format.INT4: 4}
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A linear of N outputs from K inputs; `weight` are its panels, see `linear.h`."""
+class Shape:
+    """Sizes of a packed linear of N outputs from K inputs."""
 
     num_inputs: int
     num_outputs: int
     format: Format
-    weight: Bytes
-    bias: Floats | None
+    group: int = 128
 
     @property
     def padded_inputs(self) -> int:
-        return -(-self.num_inputs // BLOCK) * BLOCK
+        """Inputs filled up to whole blocks, or groups."""
+        unit = self.group if self.format in (Format.INT8, Format.INT4) else BLOCK
+        return -(-self.num_inputs // unit) * unit
+
+    @property
+    def padded_outputs(self) -> int:
+        return -(-self.num_outputs // PANEL) * PANEL
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.padded_outputs * self.padded_inputs * BITS[self.format] // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """float32 per output for int8; bfloat16 per output and group for int4."""
+        if self.format is Format.INT8:
+            return self.padded_outputs * 4
+        if self.format is Format.INT4:
+            return self.padded_outputs * self.padded_inputs // self.group * 2
+        return 0
 
     @property
     def scratch_width(self) -> int:
-        """Floats of scratch memory that one row takes."""
-        return self.padded_inputs
+        """Floats of scratch memory that one row takes, at the level that takes most."""
+        if self.format not in (Format.INT8, Format.INT4):
+            return self.padded_inputs
+        size = self.padded_inputs * 2 + self.padded_inputs // self.group * 8
+        return -(-size // 64) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Panels, scales (empty for floats) and bias of a linear, see `linear.h`."""
+
+    shape: Shape
+    weight: Bytes
+    scales: Bytes
+    bias: Floats | None
+
+    @property
+    def num_bytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.nbytes
+        return self.weight.nbytes + self.scales.nbytes + bias
+
+
+class PackArguments(ctypes.Structure):
+    """As in `linear_pack.cpp`."""
+
+    _fields_ = [
+        ("rows", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("source_format", "num_rows", "num_inputs")),
+        *((name, ctypes.c_void_p) for name in ("weight", "scales")),
+        *((name, ctypes.c_int64) for name in ("format", "group", "first")),
+    ]
 
 
 def stored_format(operator: str, name: str, array: Stored) -> Format:
@@ -77,14 +127,8 @@ def to_float32(array: Stored) -> Floats:
     return np.ascontiguousarray(array, np.float32)
 
 
-def pack_weight(
-    library: Library,
-    pool: int,
-    weights: Sequence[Stored],
-    biases: Sequence[Stored],
-    wanted: Format,
-) -> PackedWeight:
-    """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them as `wanted`."""
+def shape_of(weights: Sequence[Stored], wanted: Format, group: int) -> Shape:
+    """Check weights [Ni, K] that are to be stacked; raise KernelError."""
     num_inputs = weights[0].shape[1]
     for weight in weights:
         stored_format("linear", "weight", weight)
@@ -92,31 +136,44 @@ def pack_weight(
             raise KernelError(
                 f"linear: weight has shape {weight.shape}, expected (n, {num_inputs})"
             )
+    if group not in GROUPS:
+        raise KernelError(f"linear: group is {group}, allowed: {', '.join(map(str, GROUPS))}")
+    return Shape(num_inputs, sum(weight.shape[0] for weight in weights), wanted, group)
+
+
+def pack_weight(
+    library: Library, pool: int, weights: Sequence[Stored], biases: Sequence[Stored], shape: Shape
+) -> PackedWeight:
+    """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them."""
     if any(weight.shape[0] % PANEL for weight in weights[:-1]):
         weights = [np.concatenate(weights)]  # no part but the last may end inside a panel
-    num_outputs = sum(weight.shape[0] for weight in weights)
-    padded = -(-num_inputs // BLOCK) * BLOCK
-    panels = -(-num_outputs // PANEL)
-    packed = aligned_bytes(panels * PANEL * padded * ITEM_BYTES[wanted])
+    packed, scales = aligned_bytes(shape.weight_bytes), aligned_bytes(shape.scale_bytes)
     first = 0
     for weight in map(np.ascontiguousarray, weights):
-        source = stored_format("linear", "weight", weight)
-        library.pack(
-            pool, weight.ctypes.data, source, *weight.shape, packed.ctypes.data, wanted, first
+        arguments = PackArguments(
+            weight.ctypes.data,
+            stored_format("linear", "weight", weight),
+            *weight.shape,
+            packed.ctypes.data,
+            scales.ctypes.data,
+            shape.format,
+            shape.group,
+            first,
         )
+        library.pack(pool, ctypes.addressof(arguments))
         first += weight.shape[0]
-    return PackedWeight(num_inputs, num_outputs, wanted, packed, _bias(biases, num_outputs, panels))
+    return PackedWeight(shape, packed, scales, pack_bias(biases, shape))
 
 
-def _bias(biases: Sequence[Stored], num_outputs: int, panels: int) -> Floats | None:
-    """Return the biases as float32, filled up to whole panels."""
+def pack_bias(biases: Sequence[Stored], shape: Shape) -> Floats | None:
+    """Return biases as float32, filled up to whole panels; raise KernelError."""
     if not biases:
         return None
     joined = np.concatenate([to_float32(bias) for bias in biases])
-    if joined.shape != (num_outputs,):
-        raise KernelError(f"linear: bias has shape {joined.shape}, expected ({num_outputs},)")
-    bias = np.zeros(panels * PANEL, F32)
-    bias[:num_outputs] = joined
+    if joined.shape != (shape.num_outputs,):
+        raise KernelError(f"linear: bias has shape {joined.shape}, expected ({shape.num_outputs},)")
+    bias = np.zeros(shape.padded_outputs, F32)
+    bias[: shape.num_outputs] = joined
     return bias
 
 

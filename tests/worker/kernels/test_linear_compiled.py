@@ -14,10 +14,17 @@ from tests.support.operators import backend, batch_of, compute, given, levels
 from worker.errors import KernelError
 from worker.kernels.checks import Floats
 from worker.kernels.library import Level
-from worker.kernels.packed import Format, to_float32
+from worker.kernels.packed import GROUPS, Format, to_float32
 
 FLOATS = (Format.F32, Format.BF16, Format.F16)
-BOUNDS = {Format.F32: 2e-6, Format.BF16: 6e-3, Format.F16: 1e-3}
+ALL = tuple(Format)
+BOUNDS = {
+    Format.F32: 2e-6,
+    Format.BF16: 6e-3,
+    Format.F16: 1e-3,
+    Format.INT8: 2e-2,
+    Format.INT4: 0.2,
+}
 """Error per unit of the sum of products' sizes, activations rounded for BF16."""
 
 
@@ -27,25 +34,25 @@ def floats(*shape: int, seed: int = 0) -> Floats:
 
 def linear(
     x: Floats, weight: Any, bias: Any = None, *, form: Format = Format.F32,
-    level: Level | None = None, threads: int = 2,
+    level: Level | None = None, threads: int = 2, group: int = 128,
 ) -> Floats:  # fmt: skip
-    ops = backend(level, form, threads)
+    ops = backend(level, form, threads, group)
     packed = ops.pack_linear([weight], [] if bias is None else [bias])
     return compute(ops, lambda: ops.linear(given(x), packed), batch_of(len(x)))
 
 
-@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("form", ALL)
 @settings(max_examples=25, deadline=None)
 @any_of(
-    rows=st.integers(1, 40), inputs=st.integers(1, 150), outputs=st.integers(1, 90),
-    seed=st.integers(0, 99),
+    rows=st.integers(1, 40), inputs=st.integers(1, 300), outputs=st.integers(1, 90),
+    seed=st.integers(0, 99), group=st.sampled_from(GROUPS),
 )  # fmt: skip
 def test_near_the_product_and_equal_at_every_level(
-    form: Format, rows: int, inputs: int, outputs: int, seed: int
+    form: Format, rows: int, inputs: int, outputs: int, seed: int, group: int
 ) -> None:
     x, weight = floats(rows, inputs, seed=seed), floats(outputs, inputs, seed=seed + 1)
     bias = floats(outputs, seed=seed + 2)
-    results = [linear(x, weight, bias, form=form, level=level) for level in levels()]
+    results = [linear(x, weight, bias, form=form, level=level, group=group) for level in levels()]
     exact = x.astype(np.float64) @ weight.T + bias
     size = np.abs(x) @ np.abs(weight.T) + np.abs(bias)
     assert (np.abs(results[0] - exact) <= BOUNDS[form] * size).all()
@@ -53,8 +60,8 @@ def test_near_the_product_and_equal_at_every_level(
         assert np.array_equal(result, results[0])
 
 
-@pytest.mark.parametrize("form", FLOATS)
-@pytest.mark.parametrize("inputs", [64, 1100])
+@pytest.mark.parametrize("form", ALL)
+@pytest.mark.parametrize("inputs", [64, 2200])
 def test_a_row_sees_neither_its_batch_nor_the_threads(form: Format, inputs: int) -> None:
     x, weight = floats(401, inputs), floats(150, inputs, seed=1)
     whole = linear(x, weight, form=form)
@@ -100,7 +107,7 @@ def test_weights_of_any_dtype_and_parts_of_any_size_are_stacked() -> None:
     assert np.array_equal(linear(x, halves, form=Format.BF16), same)
 
 
-@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("form", ALL)
 def test_what_is_not_finite_stays_in_its_row(form: Format) -> None:
     x, weight = floats(14, 64), floats(20, 64, seed=1)
     expected = linear(x, weight, form=form)
@@ -111,7 +118,7 @@ def test_what_is_not_finite_stays_in_its_row(form: Format) -> None:
     assert np.array_equal(result[good], expected[good])
 
 
-@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("form", ALL)
 def test_a_tied_head_gives_its_rows_back(form: Format) -> None:
     ops, table = backend(weights=form), bf16_of(floats(37, 70))
     rows = np.array([0, 36, 5, 5], np.int32)
@@ -121,9 +128,47 @@ def test_a_tied_head_gives_its_rows_back(form: Format) -> None:
     ops.pack_tied(tied)
     packed = compute(ops, lambda: ops.embedding(tied, None), batch_of(4, token_ids=rows))
     assert np.array_equal(apart, table[rows])
-    np.testing.assert_allclose(packed, apart, rtol=1e-3, atol=1e-6)
-    if form is not Format.F16:
+    assert np.abs(packed - apart).max() < {Format.INT8: 0.02, Format.INT4: 0.4}.get(form, 1e-2)
+    if form in (Format.F32, Format.BF16):
         assert np.array_equal(packed, apart)
+
+
+@pytest.mark.parametrize(("form", "bound"), [(Format.INT8, 0.012), (Format.INT4, 0.11)])
+def test_quantised_weights_lose_as_little_as_they_must(form: Format, bound: float) -> None:
+    """Root mean square error over that of the result, Gaussian weights and activations."""
+    x, weight = floats(16, 1024), floats(256, 1024, seed=1)
+    exact = x @ weight.T
+    lost = linear(x, weight, form=form) - exact
+    assert np.sqrt((lost**2).mean() / (exact**2).mean()) < bound
+
+
+@pytest.mark.parametrize("form", [Format.INT8, Format.INT4])
+def test_quantised_products_are_exact_sums_in_order(form: Format) -> None:
+    """Rebuilt in NumPy from the packed bytes: integers, then one fused step per group."""
+    x, ops = floats(3, 200), backend(weights=form)
+    packed = ops.pack_linear([floats(16, 200, seed=1)])
+    result = compute(ops, lambda: ops.linear(given(x), packed), batch_of(3))
+    lines = packed.weight.reshape(-1, 16, 4).astype(np.int64)
+    if form is Format.INT4:
+        lines = np.stack([lines & 15, lines >> 4], axis=1).reshape(-1, 16, 4)
+    weight = lines.transpose(1, 0, 2).reshape(16, 256) - (128 if form is Format.INT8 else 8)
+    wide = np.zeros((3, 256), np.float32)
+    wide[:, :200] = x
+    total = np.zeros((3, 16), np.float32)
+    for group in range(2):
+        part = wide[:, group * 128 : group * 128 + 128]
+        most = np.abs(part).max(axis=1, keepdims=True)
+        values = np.rint(part * (np.float32(127) / most)).astype(np.int64)
+        sums = (values @ weight[:, group * 128 : group * 128 + 128].T).astype(np.float32)
+        scale = most / np.float32(127)
+        if form is Format.INT8:
+            total = fused(sums, scale, total)
+        else:
+            scales = to_float32(packed.scales.view(np.uint16)).reshape(2, 16)
+            total = fused(sums * scale, scales[group], total)
+    if form is Format.INT8:
+        total = total * packed.scales.view(np.float32)
+    np.testing.assert_array_max_ulp(result, total, 1)  # float64 rounds twice, if seldom
 
 
 def test_wrong_operands_are_named() -> None:

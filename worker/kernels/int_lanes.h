@@ -1,0 +1,109 @@
+// Ints: sixteen sums of products of bytes, beside the Lanes of each level. Included like `lanes.h`.
+// Weights are unsigned, activations signed; every product and sum is exact.
+
+#if LANES_LEVEL == 512
+using Activation = int8_t;
+constexpr int ACTIVATION_ORDER[4] = {0, 1, 2, 3};
+struct Ints {
+  __m512i v;
+};
+struct Bytes {  // [16 outputs][4 inputs]
+  __m512i v;
+};
+inline Ints splat(int32_t a) { return {_mm512_set1_epi32(a)}; }
+inline Lanes to_lanes(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Bytes bytes(const uint8_t* line) { return {_mm512_loadu_si512(line)}; }
+inline Bytes low_halves(const uint8_t* line) {
+  return {_mm512_and_si512(_mm512_loadu_si512(line), _mm512_set1_epi8(15))};
+}
+inline Bytes high_halves(const uint8_t* line) {
+  __m512i shifted = _mm512_srli_epi16(_mm512_loadu_si512(line), 4);
+  return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
+}
+// sum[n] += weights[n][0..3] · x[0..3]
+inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
+  int32_t four;
+  memcpy(&four, x, sizeof four);
+  return {_mm512_dpbusd_epi32(sum.v, weights.v, _mm512_set1_epi32(four))};
+}
+
+#elif LANES_LEVEL == 256
+// No instruction here multiplies bytes without saturation; words in pairs it is.
+using Activation = int16_t;
+constexpr int ACTIVATION_ORDER[4] = {0, 2, 1, 3};
+struct Ints {
+  __m256i v, w;
+};
+struct Bytes {  // inputs 0 and 2, and 1 and 3, as words
+  __m256i even_v, odd_v, even_w, odd_w;
+};
+inline Ints splat(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+inline Lanes to_lanes(Ints a) { return {_mm256_cvtepi32_ps(a.v), _mm256_cvtepi32_ps(a.w)}; }
+inline Bytes in_words(__m256i v, __m256i w) {
+  __m256i low = _mm256_set1_epi16(255);
+  return {_mm256_and_si256(v, low), _mm256_srli_epi16(v, 8), _mm256_and_si256(w, low),
+          _mm256_srli_epi16(w, 8)};
+}
+inline __m256i half_line(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline Bytes bytes(const uint8_t* line) { return in_words(half_line(line), half_line(line + 32)); }
+inline Bytes low_halves(const uint8_t* line) {
+  __m256i low = _mm256_set1_epi8(15);
+  return in_words(_mm256_and_si256(half_line(line), low),
+                  _mm256_and_si256(half_line(line + 32), low));
+}
+inline Bytes high_halves(const uint8_t* line) {
+  __m256i low = _mm256_set1_epi8(15);
+  return in_words(_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
+                  _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low));
+}
+inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
+  int32_t even, odd;
+  memcpy(&even, x, sizeof even), memcpy(&odd, x + 2, sizeof odd);
+  __m256i e = _mm256_set1_epi32(even), o = _mm256_set1_epi32(odd);
+  sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.even_v, e));
+  sum.w = _mm256_add_epi32(sum.w, _mm256_madd_epi16(weights.even_w, e));
+  sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.odd_v, o));
+  sum.w = _mm256_add_epi32(sum.w, _mm256_madd_epi16(weights.odd_w, o));
+  return sum;
+}
+
+#else
+using Activation = int8_t;
+constexpr int ACTIVATION_ORDER[4] = {0, 1, 2, 3};
+struct Ints {
+  int32_t v[16];
+};
+struct Bytes {
+  uint8_t v[64];
+};
+inline Ints splat(int32_t a) {
+  Ints out;
+  for (int i = 0; i < 16; i++) out.v[i] = a;
+  return out;
+}
+inline Lanes to_lanes(Ints a) {
+  Lanes out;
+  for (int i = 0; i < 16; i++) out.v[i] = float(a.v[i]);
+  return out;
+}
+inline Bytes bytes(const uint8_t* line) {
+  Bytes out;
+  memcpy(out.v, line, sizeof out.v);
+  return out;
+}
+inline Bytes low_halves(const uint8_t* line) {
+  Bytes out;
+  for (int i = 0; i < 64; i++) out.v[i] = line[i] & 15;
+  return out;
+}
+inline Bytes high_halves(const uint8_t* line) {
+  Bytes out;
+  for (int i = 0; i < 64; i++) out.v[i] = line[i] >> 4;
+  return out;
+}
+inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 4; j++) sum.v[i] += int32_t(weights.v[4 * i + j]) * x[j];
+  return sum;
+}
+#endif
