@@ -18,6 +18,7 @@ from protos import worker as wire
 from worker.batch import Work
 from worker.errors import RowError
 from worker.kernels.checks import Floats
+from worker.logprobs import with_alternatives
 from worker.rows import Row
 from worker.sampler import Drawn, Sampler
 
@@ -69,6 +70,7 @@ class Drawing:
 
         The rows of `work` are not yet advanced.
         """
+        self._tell_prompts(work, logits)
         turn = self._turns(work)
         while turn:
             rows = [outcome.row for outcome, _ in turn]
@@ -81,6 +83,23 @@ class Drawing:
                 for outcome, places in turn
                 if outcome.is_open and len(places) > 1
             ]
+
+    def _tell_prompts(self, work: Sequence[Work], logits: Floats) -> None:
+        """Report how likely the prompts were, of rows that ask: a part for what is computed now."""
+        stop = 0
+        for item in work:
+            start, stop = stop, stop + item.num_logits
+            row, count = item.row, item.row.prompt_logprobs
+            if count is None:
+                continue
+            first = max(row.num_computed, row.logits_from) + 1  # logits tell of the token after
+            told = [
+                wire.Logprobs(row.seq_id, i, *with_alternatives(one, int(row.tokens[i]), count))
+                for i, one in enumerate(logits[start:stop], first)
+                if i < row.num_prompt_tokens
+            ]
+            if told:
+                self._bulks.append(wire.Bulk(row.seq_id, prompt_logprobs=tuple(told)))
 
     def pool(self, work: Sequence[Work], states: Floats) -> None:
         """Enter float32 states [S, H]: the last `num_states` positions of each of `work`."""

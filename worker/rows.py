@@ -84,13 +84,20 @@ class Row:
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._tokens = Column(known.astype(np.int32))
         self._num_guesses = 0
+        self.prompt_logprobs = None if start.pooling else start.prompt_logprobs
         self.logits_from = 0
         """Logits are wanted at all positions of this step from here on."""
         self._want_logits()
 
     def _want_logits(self) -> None:
-        """At the last known token; at none when the row is pooled."""
-        self.logits_from = self.num_tokens - (self.pool is None)
+        """At the last known token; at none when the row is pooled; at all of a prompt that is to
+        be told how likely it was."""
+        is_told = self.prompt_logprobs is not None and self.num_computed < self.num_prompt_tokens
+        self.logits_from = 0 if is_told else self._end()
+
+    def _end(self) -> int:
+        """Return how far it is computed when nothing of what is known is left to compute."""
+        return self.num_tokens - (self.pool is None)
 
     @property
     def num_tokens(self) -> int:
@@ -135,8 +142,8 @@ class Row:
     def settle(self) -> None:
         """The step is over: go back behind guesses that did not come true."""
         self._num_guesses = 0
+        self.num_computed = min(self.num_computed, self._end())
         self._want_logits()
-        self.num_computed = min(self.num_computed, self.logits_from)
 
     def extend(self, block_ids: Sequence[int]) -> None:
         """Add blocks behind those it has."""

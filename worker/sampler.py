@@ -14,7 +14,8 @@ import numpy as np
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Floats
-from worker.noise import Doubles, gumbel, stream
+from worker.logprobs import with_alternatives
+from worker.noise import gumbel, stream
 from worker.rows import Row
 from worker.sampling.candidates import Candidates, History
 from worker.sampling.draw import Draw
@@ -100,28 +101,8 @@ class Sampler:
 
 
 def _logprobs(logits: Floats, row: Row, token_id: int) -> wire.Logprobs | None:
-    """Return log-softmax of the raw logits: the drawn token, then the wanted alternatives."""
-    wanted = row.draw.logprobs
-    if wanted is None:
+    """Return what the row wants to know of the raw logits."""
+    if row.draw.logprobs is None:
         return None
-    exact = logits.astype(np.float64)
-    exact -= exact.max()
-    exact -= np.log(np.exp(exact).sum())
-    ids = [token_id, *_likeliest(exact, min(wanted, len(exact)))]
-    return wire.Logprobs(
-        key=row.seq_id,
-        index=row.num_output_tokens,
-        token_ids=tuple(ids),
-        logprobs=tuple(exact[ids].tolist()),
-    )
-
-
-def _likeliest(logprobs: Doubles, count: int) -> list[int]:
-    """Return the ids of the `count` likeliest, falling; ties by lowest id."""
-    if count == 0:
-        return []
-    lowest = np.partition(logprobs, len(logprobs) - count)[len(logprobs) - count]
-    places = np.flatnonzero(logprobs >= lowest)
-    falling = np.argsort(-logprobs[places], kind="stable")
-    ids: list[int] = places[falling[:count]].tolist()
-    return ids
+    told = with_alternatives(logits, token_id, row.draw.logprobs)
+    return wire.Logprobs(row.seq_id, row.num_output_tokens, *told)
