@@ -18,8 +18,12 @@ from api_gateway.admission import Admission
 from api_gateway.app import App, Endpoints, Hook, routes
 from api_gateway.auth import KeyFile, OpenDoor
 from api_gateway.clients import TextClients
+from api_gateway.door import Door
+from api_gateway.endpoints.cache import Cache
 from api_gateway.endpoints.chat import ChatCompletions
 from api_gateway.endpoints.completions import Completions
+from api_gateway.endpoints.convert import Convert
+from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.health import Health
@@ -29,6 +33,7 @@ from api_gateway.pipeline import Pipeline
 from api_gateway.routing import Router
 from api_gateway.scrape import Scrape
 from api_gateway.settings import Settings
+from api_gateway.text_calls import TextCalls
 from api_gateway.ui_files import UiFiles
 from api_gateway.watch import Watch
 from common import logs
@@ -56,13 +61,18 @@ class Gateway:
         self.metrics.add_vllm_names()
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
+        calls = TextCalls(self.clients)
         secret = settings.cache_secret.encode()
-        door = (pipeline, self.admission, settings.max_body_bytes, settings.lenient, secret)
+        limits = (settings.max_body_bytes, settings.lenient, secret)
+        door = Door(self.clients, self.admission, *limits)
         self.endpoints = Endpoints(
-            chat=ChatCompletions(*door),
-            completions=Completions(*door),
+            chat=ChatCompletions(pipeline, door),
+            completions=Completions(pipeline, door, calls),
+            embeddings=Embeddings(pipeline, door),
+            convert=Convert(calls, door),
             models=Models(self.clients),
-            requests=Requests(self.clients),
+            requests=Requests(self.clients, calls, door),
+            cache=Cache(calls),
             health=self.health,
             scrape=Scrape(self.metrics),
             ui=UiFiles(),

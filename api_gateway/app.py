@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from api_gateway.asgi import Call, Receive, Scope, Send
 from api_gateway.auth import KeyFile, OpenDoor
+from api_gateway.endpoints.cache import Cache
 from api_gateway.endpoints.chat import ChatCompletions
 from api_gateway.endpoints.completions import Completions
+from api_gateway.endpoints.convert import Convert
+from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.errors import error_headers, error_object
@@ -22,7 +25,7 @@ from api_gateway.metrics import GatewayMetrics
 from api_gateway.routing import Route, Router
 from api_gateway.scrape import Scrape
 from api_gateway.ui_files import UiFiles
-from common.errors import Internal, ServiceError
+from common.errors import Forbidden, Internal, ServiceError
 
 log = logging.getLogger(__name__)
 Hook = Callable[[], Awaitable[None]]
@@ -34,8 +37,11 @@ class Endpoints:
 
     chat: ChatCompletions
     completions: Completions
+    embeddings: Embeddings
+    convert: Convert
     models: Models
     requests: Requests
+    cache: Cache
     health: Health
     scrape: Scrape
     ui: UiFiles
@@ -46,9 +52,19 @@ def routes(to: Endpoints) -> list[Route]:
     return [
         Route("POST", "/v1/chat/completions", to.chat.create),
         Route("POST", "/v1/completions", to.completions.create),
+        Route("POST", "/v1/embeddings", to.embeddings.create),
+        Route("POST", "/v1/chat/completions/input_tokens", to.convert.count_chat),
+        Route("POST", "/v1/completions/input_tokens", to.convert.count_completion),
+        Route("POST", "/tokenize", to.convert.tokenize),
+        Route("POST", "/detokenize", to.convert.detokenize),
+        Route("POST", "/apply-template", to.convert.apply_template),
         Route("GET", "/v1/models", to.models.list),
-        Route("GET", "/v1/models/{id}", to.models.get),
+        Route("GET", "/v1/models/{name}", to.models.get),
+        Route("POST", "/v1/requests/explain", to.requests.explain),
+        Route("GET", "/v1/requests/{id}", to.requests.state),
         Route("POST", "/v1/requests/{id}/cancel", to.requests.cancel),
+        Route("GET", "/v1/cache", to.cache.statistics),
+        Route("POST", "/v1/cache/reset", to.cache.reset, is_admin=True),
         Route("GET", "/live", to.health.live, is_public=True),
         Route("GET", "/ready", to.health.ready, is_public=True),
         Route("GET", "/health", to.health.ready, is_public=True),
@@ -83,6 +99,8 @@ class App:
             route_name = route.path
             if not route.is_public:
                 call.tenant = self._keys.tenant_of(call.headers)
+            if route.is_admin and not self._keys.is_admin(call.tenant):
+                raise Forbidden("this route is for keys of the tenant admin", code="not_admin")
             await route.endpoint(call)
         except ServiceError as error:
             await self._refuse(call, error)

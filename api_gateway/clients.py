@@ -89,13 +89,24 @@ class TextClients:
     def links(self) -> list[Link]:
         return [peer.link for peer in list(self._peers.values()) if peer.link is not None]
 
+    def stubs(self, model: str | None = None) -> list[Any]:
+        """Return the connected tokenizers that serve `model`, least loaded first, for one call."""
+        peers = [
+            (len(peer.link.demux.choices), address, peer)
+            for address, peer in self._peers.items()
+            if peer.link is not None and (model is None or peer.link.serves(model))
+        ]
+        return [stub(peer) for _, _, peer in sorted(peers, key=lambda found: found[:2])]
+
     def models(self) -> list[ModelInfo]:
         """Return every served model once."""
         found = {info.id: info for link in self.links() for info in link.models}
         return list(found.values())
 
-    async def model(self, name: str) -> ModelInfo:
+    async def model(self, name: str | None) -> ModelInfo:
         """Return the model of this id or alias, waiting a while when no tokenizer is connected.
+
+        None stands for the first one served.
 
         Raises NotFound, or Unavailable when nobody came.
         """
@@ -103,9 +114,9 @@ class TextClients:
             await asyncio.wait_for(self._connected.wait(), self._wait_timeout_s)
         models = self.models()
         for info in models:
-            if name == info.id or name in info.aliases:
+            if name is None or name == info.id or name in info.aliases:
                 return info
-        if not models:
+        if name is None or not models:
             raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
         served = ", ".join(info.id for info in models)
         raise NotFound(

@@ -47,6 +47,7 @@ class Link:
         self._on_broken = on_broken
         self._adds: deque[TextRequest] = deque()
         self._aborts: list[int] = []
+        self._pauses: dict[int, bool] = {}  # slot -> pause it, or resume it
         self._outgoing = asyncio.Event()
 
     def serves(self, model: str) -> bool:
@@ -70,6 +71,14 @@ class Link:
         if self._aborts:
             self._outgoing.set()
 
+    def pause(self, choices: list[Choice], is_paused: bool) -> None:
+        """Ask for the choices that are live here to give up their place, or to go on."""
+        for choice in choices:
+            if self.demux.choices.get(choice.slot) is choice:
+                self._pauses[choice.slot] = is_paused
+        if self._pauses:
+            self._outgoing.set()
+
     async def converse(self) -> None:
         """Pump both ways until the stream ends; raises grpc.RpcError, Breach or ValueError."""
         writer = asyncio.create_task(self._write())
@@ -88,9 +97,14 @@ class Link:
     async def _write(self) -> None:
         while True:
             await self._outgoing.wait()
-            while self._adds or self._aborts:
-                message = GatewayMessage(session=self.session, aborts=self._aborts)
-                self._aborts = []
+            while self._adds or self._aborts or self._pauses:
+                message = GatewayMessage(
+                    session=self.session,
+                    aborts=self._aborts,
+                    pauses=[slot for slot, is_paused in self._pauses.items() if is_paused],
+                    resumes=[slot for slot, is_paused in self._pauses.items() if not is_paused],
+                )
+                self._aborts, self._pauses = [], {}
                 size = 0
                 while self._adds and size < MAX_MERGED_BYTES:
                     size += self._adds[0].ByteSize()

@@ -27,6 +27,13 @@ def num_output_tokens(choice: Choice) -> int:
     return choice.num_tokens
 
 
+def num_reasoning_tokens(choice: Choice) -> int:
+    finish = choice.finish
+    if finish is not None and finish.reason in (STOPPED, LENGTH):
+        return finish.num_reasoning_tokens
+    return choice.num_reasoning
+
+
 def usage_of(job: Job) -> Usage:
     """Return the usage so far: a prompt counts once, its cached part as the first choice found."""
     prompt = sum(max(map(num_prompt_tokens, group)) for group in job.groups)
@@ -40,7 +47,9 @@ def usage_of(job: Job) -> Usage:
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(map(num_reasoning_tokens, job.choices))
+        },
     }
 
 

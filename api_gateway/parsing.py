@@ -11,10 +11,15 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from api_gateway import unserved
-from api_gateway.schema import ChatRequest, CompletionRequest
+from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from common.errors import InvalidRequest
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
+R = TypeVar("R", bound=msgspec.Struct)
+UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
+    ChatRequest: unserved.CHAT,
+    CompletionRequest: unserved.COMPLETION,
+    EmbeddingRequest: unserved.ROUTING,
+}
 _decode = msgspec.json.Decoder().decode
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -26,8 +31,7 @@ MAX_NAME_CHARS = 100
 def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
     """Return the request in `body`; `is_lenient` ignores unknown top-level fields."""
     raw = decode(body)
-    table = unserved.CHAT if cls is ChatRequest else unserved.COMPLETION
-    unserved.take_out(raw, table)
+    unserved.take_out(raw, UNSERVED.get(cls, {}))
     unknown = [name for name in raw if name not in cls.__struct_fields__]
     for name in unknown:
         if not is_lenient:

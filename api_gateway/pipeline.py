@@ -10,20 +10,22 @@ import asyncio
 import time
 
 from api_gateway.asgi import Call, Receive
+from api_gateway.chunks import Chunks
 from api_gateway.clients import TextClients
+from api_gateway.embedding_reply import EmbeddingReply
 from api_gateway.errors import of_finish
 from api_gateway.job import Job
 from api_gateway.meter import Meter
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import WholeReply
 from api_gateway.sessions import Mailbox
-from api_gateway.sse import Chunks, EventStream
-from api_gateway.translate import Order
+from api_gateway.sse import EventStream
+from api_gateway.translate import Kind, Order
 from api_gateway.watch import CANCELLED, DEADLINE, GONE, IDLE, SHUTDOWN, Vigil, Watch
 from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
 from protos.common_pb2 import LENGTH, STOPPED
 
-Reply = WholeReply | EventStream
+Reply = WholeReply | EventStream | EmbeddingReply
 
 
 class Pipeline:
@@ -40,12 +42,10 @@ class Pipeline:
         Raises ServiceError while the reply has not begun; a stream that has tells it in a frame.
         """
         report = call.report = call.report if call.report is not None else {}
-        report |= {"stream": order.is_stream}
-        await self._clients.model(order.model)
-        report["model"] = order.model
+        report |= {"stream": order.is_stream, "model": order.model}
         deadline_s = call.started_s + order.timeout_s if order.timeout_s is not None else None
         job = Job(order.requests, deadline_s)
-        vigil = Vigil(job.mailbox, asyncio.current_task(), deadline_s)
+        vigil = Vigil(job, asyncio.current_task())
         meter = Meter(self._metrics, job, call.started_s)
         reply = self._reply(call, order, job, vigil)
         listener = asyncio.create_task(listen(call.receive, job.mailbox))
@@ -70,6 +70,8 @@ class Pipeline:
             reply.close()
 
     def _reply(self, call: Call, order: Order, job: Job, vigil: Vigil) -> Reply:
+        if order.kind is Kind.EMBEDDING:
+            return EmbeddingReply(call, order)
         created, fingerprint = int(time.time()), self._clients.fingerprint()
         if not order.is_stream:
             return WholeReply(call, order, created, fingerprint)

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from api_gateway.answers import Answer
 from api_gateway.asgi import Call
+from api_gateway.bulks import Bulks
 from api_gateway.job import Job
-from api_gateway.logprobs import chat_logprobs, completion_logprobs
+from api_gateway.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+)
 from api_gateway.meter import Meter, num_output_tokens, usage_of
 from api_gateway.sessions import Choice
 from api_gateway.translate import Order
 from common.errors import ServiceError
 from protos.common_pb2 import LENGTH, Finish
+from protos.tokenizer_pb2 import TextLogprobs
 
 FINISH_WORDS = {LENGTH: "length"}
 
 
-def finish_word(finish: Finish) -> str:
-    return FINISH_WORDS.get(finish.reason, "stop")
+def finish_word(finish: Finish, num_calls: int = 0) -> str:
+    """Return OpenAI's word for how a choice ended."""
+    word = FINISH_WORDS.get(finish.reason, "stop")
+    return "tool_calls" if num_calls and word == "stop" else word
 
 
 def stop_reason(finish: Finish) -> str | int | None:
@@ -32,6 +42,12 @@ def ids_of(column: bytes | bytearray) -> list[int]:
     return memoryview(column).cast("I").tolist()
 
 
+def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogprobs]:
+    """Return the rows of the answer's own tokens: neither overshot ones nor reasoning."""
+    end = num_output_tokens(choice) if choice.finish is not None else choice.num_tokens
+    return [row for row in rows if choice.num_reasoning <= row.index < end]
+
+
 class WholeReply:
     """Waits for every choice and answers with one JSON object."""
 
@@ -42,6 +58,7 @@ class WholeReply:
         self._order = order
         self._created = created
         self._fingerprint = fingerprint
+        self._bulks: list[Bulks] = []
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Nothing to show before the end."""
@@ -57,41 +74,61 @@ class WholeReply:
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply."""
-        make = self._chat_choice if self._order.is_chat else self._text_choice
+        self._bulks = [Bulks().note(choice) for choice in job.choices]
         is_chat = self._order.is_chat
-        await self._call.reply_json(
-            200,
-            {
-                "id": reply_id(self._call.request_id, is_chat),
-                "object": "chat.completion" if is_chat else "text_completion",
-                "created": self._created,
-                "model": self._order.model,
-                "system_fingerprint": self._fingerprint,
-                "choices": [self._with_ending(make(choice), choice) for choice in job.choices],
-                "usage": usage_of(job),
-                "timings": meter.timings(),
-            },
-        )
+        make = self._chat_choice if is_chat else self._text_choice
+        body: dict[str, Any] = {
+            "id": reply_id(self._call.request_id, is_chat),
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": self._created,
+            "model": self._order.model,
+            "system_fingerprint": self._fingerprint,
+            "choices": [make(choice, job) for choice in job.choices],
+            "usage": usage_of(job),
+            "timings": meter.timings(),
+        }
+        if is_chat and self._order.num_prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(self._prompt_rows(job, 0))
+        await self._call.reply_json(200, body)
 
-    def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.take_text(), "refusal": None}
+    def _chat_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
+        answer = Answer(self._order, self._call.request_id, choice)
+        message = answer.message()
         logprobs = None
         if self._order.num_logprobs is not None:
-            logprobs = chat_logprobs(choice.logprobs[: num_output_tokens(choice)])
-        return {"index": choice.index, "message": message, "logprobs": logprobs}
+            logprobs = chat_logprobs(answer_rows(choice, choice.logprobs))
+        shown = {"index": choice.index, "message": message, "logprobs": logprobs}
+        return self._with_ending(shown, choice, answer.num_calls)
 
-    def _text_choice(self, choice: Choice) -> dict[str, Any]:
-        logprobs = None
-        if self._order.num_logprobs is not None:
-            logprobs = completion_logprobs(choice.logprobs[: num_output_tokens(choice)], 0)
-        return {"index": choice.index, "text": choice.take_text(), "logprobs": logprobs}
+    def _text_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
+        order, logprobs = self._order, None
+        echo = order.echoes[choice.prompt] if order.echoes else ""
+        if order.num_logprobs is not None:
+            rows = answer_rows(choice, choice.logprobs)
+            if order.echoes:
+                logprobs = echo_logprobs(echo, self._prompt_rows(job, choice.prompt), rows)
+            else:
+                logprobs = completion_logprobs(rows, 0)
+        shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}
+        if order.num_prompt_logprobs is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(self._prompt_rows(job, choice.prompt))
+        return self._with_ending(shown, choice)
 
-    def _with_ending(self, shown: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    def _prompt_rows(self, job: Job, prompt: int) -> list[TextLogprobs]:
+        """Return the logprobs of a prompt, which come with one of its choices."""
+        held = [self._bulks[choice.index].prompt_rows for choice in job.groups[prompt]]
+        return next(filter(None, held), [])
+
+    def _with_ending(
+        self, shown: dict[str, Any], choice: Choice, num_calls: int = 0
+    ) -> dict[str, Any]:
         assert choice.finish is not None
-        shown["finish_reason"] = finish_word(choice.finish)
+        shown["finish_reason"] = finish_word(choice.finish, num_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
         if self._order.return_token_ids:
             shown["token_ids"] = ids_of(choice.token_ids)[: num_output_tokens(choice)]
+        if self._order.show_trace:
+            shown["sampler_trace"] = self._bulks[choice.index].take_traces()
         return shown
 
 

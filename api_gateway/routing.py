@@ -1,4 +1,7 @@
-"""The table of routes. A route is closed to callers without a key unless it says otherwise."""
+"""The table of routes. A route is closed to callers without a key unless it says otherwise.
+
+A route of operators is closed to all tenants but `admin`, where keys are asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,38 @@ Endpoint = Callable[[Call], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """One method on one path; `{id}` in the path stands for one or more characters."""
+    """One method on one path; `{id}` stands for one or more characters, none of them a slash.
+
+    `{name}` may have slashes: model names do.
+    """
 
     method: str
     path: str
     endpoint: Endpoint
     is_public: bool = False
+    is_admin: bool = False
+
+    @property
+    def parameter(self) -> str | None:
+        """The name between the braces, None for a plain path."""
+        return next((name for name in ("id", "name") if f"{{{name}}}" in self.path), None)
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the path's parameters, or None when it is another path."""
-        before, parameter, after = self.path.partition("{id}")
-        if not parameter:
+        name = self.parameter
+        if name is None:
             return {} if path == self.path else None
+        before, _, after = self.path.partition(f"{{{name}}}")
         value = path.removeprefix(before).removesuffix(after)
         is_ours = path == before + value + after and value
-        return {"id": value} if is_ours else None
+        return {name: value} if is_ours and (name == "name" or "/" not in value) else None
 
 
 class Router:
     """Finds the route of a call."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._exact = {(r.method, r.path): r for r in routes if "{id}" not in r.path}
+        self._exact = {(r.method, r.path): r for r in routes if r.parameter is None}
         self._routes = routes
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:

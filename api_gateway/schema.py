@@ -1,6 +1,6 @@
 """The request bodies as OpenAI clients send them: which fields there are and of which type.
 
-Bounds and meaning are validation.py's; fields that are known but not served are unserved.py's.
+Bounds and meaning are validation's; fields that are known but not served are unserved.py's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+Scalar = str | int | float | bool | None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,36 +38,126 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One message of a conversation; parts are looked at one by one in validation.py."""
+    """One message of a conversation; parts are looked at one by one in messages.py.
+
+    A null content stays null for the template; one that is left out is another thing.
+    """
 
     role: Role
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | None | msgspec.UnsetType = msgspec.UNSET
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: list[None] | None = None
 
 
-class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and plain completions have in common."""
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """What a model may use: functions only."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """The shape of an answer. It is always kept to, `strict` or not."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's way to ask for a form; exactly one field. `grammar` is Lark as llguidance reads it."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+
+class DynamicTemperature(msgspec.Struct, forbid_unknown_fields=True):
+    """Temperature by entropy, within ± `range`."""
+
+    range: float
+    exponent: float | None = None
+
+
+class Routing(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request to a model has in common."""
 
     model: str
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    timeout_ms: int | None = None
+    user: str | None = None
+
+
+class Fields(Routing, kw_only=True, forbid_unknown_fields=True):
+    """What chat and plain completions have in common."""
+
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    dynamic_temperature: DynamicTemperature | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    samplers: list[str] | None = None
+    return_sampler_trace: bool | None = None
     seed: int | None = None
     n: int | None = None
+    n_keep: int | None = None
+    rotate_kv: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -75,11 +166,10 @@ class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-    timeout_ms: int | None = None
-    user: str | None = None
+    return_progress: bool | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +181,12 @@ class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -100,3 +195,47 @@ class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
+    echo: bool | None = None
+
+
+class EmbeddingRequest(Routing, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/embeddings; `pooling` and `normalize` are ours."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+
+
+class ChatPrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The part of a chat request that makes its prompt."""
+
+    model: str | None = None
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    tools: list[Tool] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /tokenize: a `prompt`, or `messages` with what goes with them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None

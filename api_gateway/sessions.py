@@ -71,6 +71,7 @@ class Choice:
         "mailbox",
         "next_logprob",
         "num_prompt_tokens",
+        "num_reasoning",
         "num_seen",
         "number",
         "progress",
@@ -92,6 +93,7 @@ class Choice:
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         """Texts between the model's think tags, when these were asked for apart."""
+        self.num_reasoning = 0  # tokens behind them
         self.bulks: list[TextBulk] = []
         self.progress: PromptProgress | None = None
         self.text_bytes = 0
@@ -139,6 +141,8 @@ class Choice:
             (self.reasoning if channel else self.texts).append(text)
             self.text_bytes += len(text) if text.isascii() else len(text.encode())
         self.token_ids += token_ids[held - token_offset * 4 :]
+        if channel:
+            self.num_reasoning += (len(self.token_ids) - held) // 4
         return True
 
     def end(self, finish: Finish) -> None:

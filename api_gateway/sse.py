@@ -1,7 +1,4 @@
-"""Event-stream framing: what never changes of a chunk is bytes made once, only the text is encoded.
-
-Chunks with more than text (logprobs, ids, usage so far) are built as objects; nothing else is slow.
-"""
+"""An event stream: sends what arrives as chunks, and its end, good or bad."""
 
 from __future__ import annotations
 
@@ -9,15 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
+from api_gateway.answers import Answer
 from api_gateway.asgi import Call
+from api_gateway.bulks import Bulks
+from api_gateway.chunks import Chunks, frame
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import chat_logprobs, completion_logprobs
-from api_gateway.meter import Meter, usage_of
+from api_gateway.meter import Meter, ms, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.replies import finish_word, ids_of, reply_id, stop_reason
+from api_gateway.replies import answer_rows, finish_word, ids_of, stop_reason
 from api_gateway.sessions import Choice
 from api_gateway.translate import Order
 from api_gateway.watch import Vigil
@@ -31,66 +29,6 @@ HEADERS = [
 ]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-_dumps = orjson.dumps
-
-
-def frame(event: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % _dumps(event)
-
-
-class Chunks:
-    """Makes the frames of one stream."""
-
-    def __init__(self, order: Order, request_id: str, created: int, fingerprint: str) -> None:
-        self._order = order
-        self._head: dict[str, Any] = {
-            "id": reply_id(request_id, order.is_chat),
-            "object": "chat.completion.chunk" if order.is_chat else "text_completion",
-            "created": created,
-            "model": order.model,
-            "system_fingerprint": fingerprint,
-        }
-        self.is_plain = (
-            order.num_logprobs is None and not order.return_token_ids and not order.continuous_usage
-        )
-        around = [self._around(index) for index in range(order.num_choices)]
-        self._before = [before for before, _ in around]
-        self._after = [after for _, after in around]
-
-    def _around(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the text of a plain chunk."""
-        before, _, after = frame(self.event(self.choice(index, "\0"))).partition(b'"\\u0000"')
-        return before, after
-
-    def text(self, index: int, text: str) -> bytes:
-        """Return a chunk that is nothing but text: the hot path."""
-        return self._before[index] + _dumps(text) + self._after[index]
-
-    def choice(self, index: int, text: str | None) -> dict[str, Any]:
-        """Return a choice object; None for the text leaves a chat delta empty."""
-        shown: dict[str, Any] = {"index": index}
-        if self._order.is_chat:
-            shown["delta"] = {} if text is None else {"content": text}
-        else:
-            shown["text"] = text or ""
-        return {**shown, "logprobs": None, "finish_reason": None}
-
-    def event(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
-        event = {**self._head, "choices": choices}
-        if self._order.include_usage:
-            event["usage"] = None
-        return {**event, **more}
-
-    def roles(self) -> bytes:
-        """Return what a chat stream opens with: who speaks, once a choice."""
-        if not self._order.is_chat:
-            return b""
-        frames = []
-        for index in range(self._order.num_choices):
-            opening = self.choice(index, "")
-            opening["delta"] = {"role": "assistant", "content": ""}
-            frames.append(frame(self.event(opening)))
-        return b"".join(frames)
 
 
 class EventStream:
@@ -106,6 +44,8 @@ class EventStream:
         self._job = job
         self._vigil = vigil
         self._metrics = metrics
+        self._bulks = [Bulks() for _ in job.choices]
+        self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
         self._shown_chars = [0] * order.num_choices
         self._num_bytes = 0
@@ -114,13 +54,17 @@ class EventStream:
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
-        frames = []
+        frames: list[bytes] = []
         for choice in news:
             if self._chunks.is_plain:
+                if choice.reasoning:
+                    thoughts = choice.take_reasoning()
+                    if self._order.show_reasoning:
+                        frames.append(self._chunks.thought(choice.index, thoughts))
                 if choice.texts:
                     frames.append(self._chunks.text(choice.index, choice.take_text()))
-            elif choice.texts or choice.logprobs:
-                frames.append(self._rich(choice))
+            else:
+                self._rich(choice, frames)
             finish = choice.finish
             if finish is not None and finish.reason in (STOPPED, LENGTH):
                 frames.append(self._last(choice))
@@ -135,30 +79,76 @@ class EventStream:
         """Send usage, if asked for, and the end."""
         tail = DONE
         if self._order.include_usage:
-            event = self._chunks.event(usage=usage_of(job), timings=meter.timings())
-            tail = frame(event) + DONE
+            tail = frame(self._usage(meter.timings())) + DONE
         await self._send(tail, more_body=False)
 
     async def fail(self, error: ServiceError) -> None:
-        """End with an error frame; raise `error` when there is still time for a real status."""
+        """End with an error frame; raise `error` when there is still time for a real status.
+
+        What was used up to there is told as in a stream that ended well.
+        """
         if not self.is_started:
             raise error
-        await self._send(error_frame(error, self._call.request_id), more_body=False)
+        tail = error_frame(error, self._call.request_id)
+        if self._order.include_usage:
+            tail = frame(self._usage(None)) + tail
+        await self._send(tail, more_body=False)
 
-    def _rich(self, choice: Choice) -> bytes:
-        """Return a chunk with all that was asked for beside text."""
-        text = choice.take_text()
-        shown = self._chunks.choice(choice.index, text)
-        if self._order.num_logprobs is not None:
+    def _usage(self, timings: dict[str, float | int] | None) -> dict[str, Any]:
+        more: dict[str, Any] = {"timings": timings} if timings is not None else {}
+        return self._chunks.event(usage=usage_of(self._job), **more)
+
+    def _rich(self, choice: Choice, frames: list[bytes]) -> None:
+        """Add chunks with all that was asked for beside text."""
+        if choice.progress is not None:
+            frames.append(self._progress(choice))
+        has_text = choice.texts or choice.reasoning
+        if not (has_text or choice.logprobs or choice.bulks or choice.finish is not None):
+            return
+        shown = self._chunks.choice(choice.index, None)
+        if self._order.is_chat:
+            shown["delta"] = self._answers[choice.index].take().delta()
+        else:
+            shown["text"] = choice.take_text()
+        if not self._add_rest(shown, choice) and not (shown.get("delta") or shown.get("text")):
+            return  # withheld
+        if self._order.is_chat and not shown["delta"]:
+            shown["delta"] = {"content": ""}
+        frames.append(frame(self._chunks.event(shown, **self._usage_so_far())))
+
+    def _add_rest(self, shown: dict[str, Any], choice: Choice) -> bool:
+        """Add logprobs, ids and traces that are new; return whether there were any."""
+        order, has_more = self._order, False
+        if order.num_logprobs is not None and choice.logprobs:
             shown["logprobs"] = self._logprobs(choice)
-        if self._order.return_token_ids:
-            first = self._shown_tokens[choice.index]
-            shown["token_ids"] = ids_of(choice.token_ids)[first:]
-            self._shown_tokens[choice.index] = choice.num_tokens
-        return frame(self._chunks.event(shown, **self._usage_so_far()))
+            has_more = True
+        if order.return_token_ids:
+            first, end = self._shown_tokens[choice.index], choice.num_tokens
+            if choice.finish is not None:
+                end = min(end, choice.finish.num_output_tokens)
+            shown["token_ids"] = ids_of(choice.token_ids)[first:end]
+            has_more = has_more or end > first
+            self._shown_tokens[choice.index] = max(first, end)
+        if order.show_trace and (traces := self._bulks[choice.index].note(choice).take_traces()):
+            shown["sampler_trace"] = traces
+            has_more = True
+        return has_more
+
+    def _progress(self, choice: Choice) -> bytes:
+        """Return llama.cpp's event of a prompt that is being worked on."""
+        progress, choice.progress = choice.progress, None
+        assert progress is not None
+        told = {
+            "index": choice.index,
+            "total": progress.num_total,
+            "cache": progress.num_cached,
+            "processed": progress.num_computed,
+            "time_ms": ms(time.monotonic() - self._call.started_s),
+        }
+        return frame(self._chunks.event(prompt_progress=told))
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        rows = choice.take_logprobs()
+        rows = answer_rows(choice, choice.take_logprobs())
         if self._order.is_chat:
             return chat_logprobs(rows)
         shown = completion_logprobs(rows, self._shown_chars[choice.index])
@@ -169,11 +159,9 @@ class EventStream:
         """Return the chunk that says how a choice ended."""
         assert choice.finish is not None
         shown = self._chunks.choice(choice.index, None)
-        shown["finish_reason"] = finish_word(choice.finish)
+        num_calls = self._answers[choice.index].num_calls
+        shown["finish_reason"] = finish_word(choice.finish, num_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
-        first = self._shown_tokens[choice.index]
-        if self._order.return_token_ids and choice.num_tokens > first:
-            shown["token_ids"] = ids_of(choice.token_ids)[first : choice.finish.num_output_tokens]
         return frame(self._chunks.event(shown, **self._usage_so_far()))
 
     def _usage_so_far(self) -> dict[str, Any]:
@@ -186,9 +174,11 @@ class EventStream:
         if not self.is_started:
             self.is_started = True
             await self._call.start(200, HEADERS)
-            body = self._chunks.roles() + body
+            body = self._chunks.opening() + body
         await self._call.send({"type": "http.response.body", "body": body, "more_body": more_body})
         vigil.sending_since_s = None
+        if vigil.paused_on is not None:
+            vigil.resume()
         self._num_bytes += len(body)
 
     def close(self) -> None:

@@ -3,112 +3,242 @@
 from __future__ import annotations
 
 import hmac
-import secrets
-import sys
-from array import array
 from dataclasses import dataclass
+from enum import Enum
 
 import msgspec
 import orjson
 
-from api_gateway.schema import ChatRequest, CompletionRequest, Fields
-from api_gateway.validation import check_chat, check_completion
-from protos.common_pb2 import Limits, LogitBias, SamplingParams
+from api_gateway.checks import refuse
+from api_gateway.sampling import column, dry_breakers, sampling
+from api_gateway.schema import (
+    ChatPrompt,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Fields,
+    Routing,
+    TokenizeRequest,
+)
+from api_gateway.structure import grammar_of
+from api_gateway.tools import ToolPlan, plan_tools
+from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo, SamplingParams
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 
-SAMPLING = (
-    "temperature", "top_p", "min_p",
-    "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
+
+class Kind(Enum):
+    """Which route is answered."""
+
+    CHAT = "chat"
+    TEXT = "text"
+    EMBEDDING = "embedding"
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and for which model."""
+
+    request_id: str
+    tenant: str
+    info: ModelInfo
+    cache_secret: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One HTTP request for text: what goes down the line and how the reply is to be shown."""
+    """One HTTP request to a model: what goes down the line and how the reply is to be shown."""
 
     requests: list[TextRequest]
     model: str
-    is_chat: bool
-    is_stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    num_logprobs: int | None
-    """Alternatives to show; None = no logprobs at all."""
-    return_token_ids: bool
+    kind: Kind
     timeout_s: float | None
+    is_stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    num_logprobs: int | None = None
+    """Alternatives to show; None = no logprobs at all."""
+    num_prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    show_reasoning: bool = True
+    show_progress: bool = False
+    show_trace: bool = False
+    tools: ToolPlan | None = None
+    echoes: tuple[str, ...] = ()
+    """What stands before the answer of each prompt, empty = nothing."""
+    dimensions: int | None = None
+    is_base64: bool = False
+    normalize: bool = True
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind is Kind.CHAT
 
     @property
     def num_choices(self) -> int:
         return sum(request.limits.n for request in self.requests)
 
 
-def order_chat(body: ChatRequest, request_id: str, tenant: str, cache_secret: bytes = b"") -> Order:
-    """Return the order of a chat request; raise InvalidRequest."""
-    check_chat(body)
+def order_chat(body: ChatRequest, caller: Caller) -> Order:
+    """Return the order of a chat request that was checked; raise InvalidRequest."""
+    plan = plan_tools(body, caller.info)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    request = text_request(body, request_id, tenant, num_logprobs)
-    request.limits.cache_salt = salt(cache_secret, tenant, body.cache_salt or "")
-    kwargs = body.chat_template_kwargs
-    request.chat.CopyFrom(
-        ChatInput(
-            messages_json=msgspec.json.encode(body.messages),
-            template_kwargs_json=orjson.dumps(kwargs) if kwargs else b"",
-            no_generation_prompt=body.add_generation_prompt is False,
-            continue_final_message=bool(body.continue_final_message),
+    request = text_request(body, caller, num_logprobs)
+    request.text.split_reasoning = bool(caller.info.reasoning_format)
+    if (grammar := grammar_of(body, plan)) is not None:
+        request.text.grammar.CopyFrom(grammar)
+    effort = effort_kwargs(body, caller.info)
+    request.chat.CopyFrom(chat_input(body, is_offered=plan is not None, kwargs=effort))
+    return order(body, Kind.CHAT, [request], num_logprobs, plan)
+
+
+def effort_kwargs(body: ChatRequest, info: ModelInfo) -> dict[str, str | bool]:
+    """Return what reasoning_effort means to a template: on or off, and how much."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return {}
+    if not info.reasoning_format:
+        if effort == "none":
+            return {}
+        raise refuse(
+            f"{info.id} does not reason: reasoning_effort can only be none",
+            "reasoning_effort",
+            "unsupported_parameter",
         )
+    is_on = effort != "none"
+    return {"enable_thinking": is_on, **({"reasoning_effort": effort} if is_on else {})}
+
+
+def chat_input(
+    body: ChatRequest | ChatPrompt | TokenizeRequest,
+    is_offered: bool,
+    kwargs: dict[str, str | bool] | None = None,
+) -> ChatInput:
+    """Return what the template is given; tools that may not be called are not shown to it."""
+    given = {**(kwargs or {}), **(body.chat_template_kwargs or {})}
+    tools = body.tools if is_offered else None
+    return ChatInput(
+        messages_json=msgspec.json.encode(body.messages),
+        tools_json=msgspec.json.encode(tools) if tools else b"",
+        template_kwargs_json=orjson.dumps(given) if given else b"",
+        no_generation_prompt=body.add_generation_prompt is False,
+        continue_final_message=bool(body.continue_final_message),
     )
-    return order(body, [request], num_logprobs, is_chat=True)
 
 
 def order_completion(
-    body: CompletionRequest, request_id: str, tenant: str, cache_secret: bytes = b""
+    body: CompletionRequest,
+    prompts: list[str | list[int]],
+    caller: Caller,
+    echoes: tuple[str, ...] = (),
 ) -> Order:
-    """Return the order of a completion request, one `TextRequest` a prompt."""
-    requests = []
-    for prompt in check_completion(body):
-        request = text_request(body, request_id, tenant, body.logprobs)
-        request.limits.cache_salt = salt(cache_secret, tenant, body.cache_salt or "")
-        if isinstance(prompt, str):
-            request.prompt = prompt
-        else:
-            request.prompt_token_ids = column(prompt)
+    """Return the order of a completion request, one `TextRequest` a prompt.
+
+    `echoes` are the prompts as text, when they are to be repeated.
+    """
+    grammar, requests = grammar_of(body, None), []
+    for prompt in prompts:
+        request = text_request(body, caller, body.logprobs)
+        if grammar is not None:
+            request.text.grammar.CopyFrom(grammar)
+        if body.echo and body.logprobs is not None:
+            request.limits.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+        fill_prompt(request, prompt)
         requests.append(request)
-    return order(body, requests, body.logprobs, is_chat=False)
+    return order(body, Kind.TEXT, requests, body.logprobs, None, echoes)
+
+
+def order_embedding(body: EmbeddingRequest, inputs: list[str | list[int]], caller: Caller) -> Order:
+    """Return the order of an embedding request, one `TextRequest` an input."""
+    requests = []
+    for given in inputs:
+        limits = routing_limits(body, caller)
+        limits.kind = EMBED
+        limits.pooling = MEAN if body.pooling == "mean" else LAST
+        sampled = SamplingParams(seed=1)  # nothing is drawn
+        request = TextRequest(
+            request_id=caller.request_id, model=body.model, limits=limits, sampling=sampled
+        )
+        fill_prompt(request, given)
+        requests.append(request)
+    return Order(
+        requests=requests,
+        model=body.model,
+        kind=Kind.EMBEDDING,
+        timeout_s=timeout_s(body),
+        dimensions=body.dimensions,
+        is_base64=body.encoding_format == "base64",
+        normalize=body.normalize is not False,
+    )
+
+
+def fill_prompt(request: TextRequest, prompt: str | list[int]) -> None:
+    if isinstance(prompt, str):
+        request.prompt = prompt
+    else:
+        request.prompt_token_ids = column(prompt)
 
 
 def order(
-    body: Fields, requests: list[TextRequest], num_logprobs: int | None, is_chat: bool
+    body: Fields,
+    kind: Kind,
+    requests: list[TextRequest],
+    num_logprobs: int | None,
+    tools: ToolPlan | None,
+    echoes: tuple[str, ...] = (),
 ) -> Order:
     options = body.stream_options
     return Order(
         requests=requests,
         model=body.model,
-        is_chat=is_chat,
+        kind=kind,
+        timeout_s=timeout_s(body),
         is_stream=bool(body.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
-        timeout_s=body.timeout_ms / 1000 if body.timeout_ms is not None else None,
+        show_reasoning=getattr(body, "include_reasoning", None) is not False,
+        show_progress=bool(body.return_progress),
+        show_trace=bool(body.return_sampler_trace),
+        tools=tools,
+        echoes=echoes,
     )
 
 
-def text_request(
-    body: Fields, request_id: str, tenant: str, num_logprobs: int | None
-) -> TextRequest:
-    """Return what both kinds share; each prompt without a seed draws one of its own."""
+def timeout_s(body: Routing) -> float | None:
+    return body.timeout_ms / 1000 if body.timeout_ms is not None else None
+
+
+def routing_limits(body: Routing, caller: Caller) -> Limits:
+    return Limits(
+        n=1,
+        priority=body.priority or 0,
+        tenant=caller.tenant,
+        cache_salt=salt(caller.cache_secret, caller.tenant, body.cache_salt or ""),
+    )
+
+
+def text_request(body: Fields, caller: Caller, num_logprobs: int | None) -> TextRequest:
+    """Return what chat and plain completions share."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return TextRequest(
-        request_id=request_id,
-        model=body.model,
-        limits=Limits(
+    limits = routing_limits(body, caller)
+    limits.MergeFrom(
+        Limits(
             max_tokens=body.max_tokens,
             min_tokens=body.min_tokens or 0,
             n=body.n or 1,
             logprobs=num_logprobs,
-            priority=body.priority or 0,
-            tenant=tenant,
-        ),
+            prompt_logprobs=body.prompt_logprobs,
+            n_keep=body.n_keep,
+            rotate_kv=bool(body.rotate_kv),
+            report_progress=bool(body.return_progress),
+        )
+    )
+    return TextRequest(
+        request_id=caller.request_id,
+        model=body.model,
+        limits=limits,
         sampling=sampling(body),
         text=TextOptions(
             stop=stops,
@@ -116,33 +246,13 @@ def text_request(
             ignore_eos=bool(body.ignore_eos),
             keep_special_tokens=body.skip_special_tokens is False,
             stop_token_ids=body.stop_token_ids or [],
+            bad_words=body.bad_words or [],
+            dry_breakers=dry_breakers(body),
         ),
     )
-
-
-def sampling(body: Fields) -> SamplingParams:
-    """Return the parameters that were given; the text tier fills in the model's defaults."""
-    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-    params = SamplingParams(seed=seed)
-    for name in SAMPLING:
-        if (value := getattr(body, name)) is not None:
-            setattr(params, name, value)
-    if body.top_k is not None:
-        params.top_k = max(0, body.top_k)  # -1 is vLLM's word for off
-    for token_id, bias in (body.logit_bias or {}).items():
-        params.logit_bias.append(LogitBias(token_id=int(token_id), bias=bias))
-    return params
 
 
 def salt(secret: bytes, tenant: str, given: str) -> bytes:
     """Return the salt of the prefix cache: a client can narrow its tenant's, never leave it."""
     key = secret or b"millrace prefix cache"  # without a secret all gateways must still agree
     return hmac.digest(key, f"{tenant}\0{given}".encode(), "sha256")[:16]
-
-
-def column(ids: list[int]) -> bytes:
-    """Return `ids` as little-endian u32."""
-    packed = array("I", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()

@@ -1,4 +1,4 @@
-"""Fields that clients of other servers may send and that we do not serve yet.
+"""Fields that clients of other servers may send and that we do not serve.
 
 A field we accept, we obey: each is accepted at the values that ask for nothing, and refused at
 every other. Serving one means taking it out of this table.
@@ -14,9 +14,14 @@ _NOTHING: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
 
+ROUTING: dict[str, tuple[Any, ...]] = {
+    "metadata": _EMPTY,
+    "service_tier": (None, "auto", "default"),
+    "session_id": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+}
 COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": _NOTHING,
-    "bad_words": _EMPTY,
+    **ROUTING,
     "early_stopping": _OFF,
     "grammar": _NOTHING,
     "guided_choice": _NOTHING,
@@ -27,18 +32,8 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1, 1.0),
     "logits_processors": _EMPTY,
     "lora": _NOTHING,
-    "metadata": _EMPTY,
-    "prompt_logprobs": _NOTHING,
-    "response_format": (None, {"type": "text"}),
-    "return_progress": _OFF,
-    "samplers": _EMPTY,
-    "service_tier": (None, "auto", "default"),
-    "session_id": _NOTHING,
     "spaces_between_special_tokens": (None, True),
     "store": _OFF,
-    "structured_outputs": _NOTHING,
-    "truncate_prompt_tokens": _NOTHING,
-    "typical_p": (None, 1, 1.0),
     "use_beam_search": _OFF,
 }
 CHAT: dict[str, tuple[Any, ...]] = {
@@ -50,17 +45,12 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "echo": _OFF,
     "function_call": (None, "none"),
     "functions": _EMPTY,
-    "include_reasoning": _NOTHING,
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
-    "parallel_tool_calls": (None, True, False),
     "prediction": _NOTHING,
     "prompt_cache_key": _NOTHING,
     "prompt_cache_retention": _NOTHING,
-    "reasoning_effort": _NOTHING,
     "safety_identifier": _NOTHING,
-    "tool_choice": (None, "none"),
-    "tools": _EMPTY,
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }
@@ -68,7 +58,6 @@ COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
     "add_special_tokens": (None, True),
     "best_of": (None, 1),
-    "echo": _OFF,
     "prompt_embeds": _NOTHING,
     "suffix": (None, ""),
 }
@@ -80,5 +69,5 @@ def take_out(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
         value = body.pop(name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in table[name]):
             raise InvalidRequest(
-                f"{name} is not supported yet", param=name, code="unsupported_parameter"
+                f"{name} is not supported", param=name, code="unsupported_parameter"
             )

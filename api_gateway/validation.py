@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
-from api_gateway.schema import ChatRequest, CompletionRequest, Fields, Message
-from common.errors import InvalidRequest
+from api_gateway.checks import (
+    check_bound,
+    check_count,
+    check_text,
+    check_texts,
+    check_token_ids,
+    refuse,
+)
+from api_gateway.messages import check_conversation
+from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, Fields, Routing
 from protos import limits
 
 BOUNDED = (
-    "max_tokens", "min_tokens", "temperature", "top_p", "min_p", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "seed", "n", "priority", "timeout_ms",
+    "max_tokens", "min_tokens", "temperature", "top_p", "min_p", "typical_p", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
+    "dry_penalty_last_n", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "n", "n_keep", "prompt_logprobs",
 )  # fmt: skip
-MAX_CHOICES = 256
-MAX_TEMPLATE_KWARGS = 32
-SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RESERVED_KWARGS = frozenset(
-    {
-        "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
-        "documents", "messages", "return_dict", "return_tensors", "tokenize", "tools",
-    }
-)  # fmt: skip
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "typical_p": (1,),
+    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "bad_words": ([],),
+    "allowed_token_ids": (), "dynamic_temperature": (),
+}  # fmt: skip
+"""Values of the sampler's fields that ask for nothing, beside null."""
+SALT = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.MAX_CACHE_SALT_CHARS}}}")
 
 
-def refuse(message: str, param: str, code: str = "invalid_value") -> InvalidRequest:
-    return InvalidRequest(message, param=param, code=code)
-
-
-def check_bound(name: str, value: float | None, bound: str | None = None) -> None:
-    """Check `value` against the shared table; `bound` is its name there when another."""
-    if value is None:
-        return
-    if isinstance(value, int) and abs(value) > 2**64:  # too large for a float, or for a message
-        raise refuse(f"{name} is out of range", name)
-    if (why := limits.violation(bound or name, value)) is not None:
-        raise refuse(why.replace(bound, name, 1) if bound else why, name)
+def check_routing(body: Routing) -> None:
+    """Check what every request to a model has."""
+    check_bound("priority", body.priority)
+    check_bound("timeout_ms", body.timeout_ms)
+    if body.cache_salt is not None and not SALT.fullmatch(body.cache_salt):
+        most = limits.MAX_CACHE_SALT_CHARS
+        raise refuse(f"cache_salt must be 1 to {most} characters of A-Z a-z 0-9 _ -", "cache_salt")
 
 
 def check_fields(body: Fields) -> None:
-    """Check what both kinds of request share."""
+    """Check what both kinds of request for text share."""
+    check_routing(body)
     for name in BOUNDED:
         check_bound(name, getattr(body, name))
     if body.top_k != -1:
@@ -49,40 +53,65 @@ def check_fields(body: Fields) -> None:
         raise refuse(
             f"min_tokens {body.min_tokens} is more than max_tokens {body.max_tokens}", "min_tokens"
         )
+    check_stream(body)
+    check_stops(body)
+    check_words(body)
+    check_samplers(body)
+    if body.rotate_kv and body.n_keep is None:
+        raise refuse("rotate_kv needs n_keep", "rotate_kv")
+
+
+def check_stream(body: Fields) -> None:
+    """Check the fields that make sense in a stream only, or in whole replies only."""
     if body.stream_options is not None and not body.stream:
         raise refuse("stream_options is only for stream=true", "stream_options")
-    if body.cache_salt is not None and not SALT.fullmatch(body.cache_salt):
-        raise refuse("cache_salt must be 1 to 64 characters of A-Z a-z 0-9 _ -", "cache_salt")
-    check_stops(body)
-    check_logit_bias(body.logit_bias or {})
+    if body.return_progress and not body.stream:
+        raise refuse("return_progress is only for stream=true", "return_progress")
+    if body.prompt_logprobs is not None and body.stream:
+        raise refuse("prompt_logprobs is only for stream=false", "prompt_logprobs")
 
 
 def check_stops(body: Fields) -> None:
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > limits.MAX_STOP_STRINGS:
-        raise refuse(f"stop has {len(stops)} strings, {limits.MAX_STOP_STRINGS} allowed", "stop")
-    for index, stop in enumerate(stops):
-        param = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
-        if not stop:
-            raise refuse(f"{param} is empty", param)
-        if len(stop) > limits.MAX_STOP_STRING_CHARS:
-            raise refuse(f"{param} has over {limits.MAX_STOP_STRING_CHARS} characters", param)
+    if isinstance(body.stop, str):
+        check_text(body.stop, "stop", limits.MAX_STOP_STRING_CHARS)
+    else:
+        most = limits.MAX_STOP_STRINGS
+        check_texts(body.stop or [], "stop", most, limits.MAX_STOP_STRING_CHARS)
     ids = body.stop_token_ids or []
-    if len(ids) > limits.MAX_STOP_TOKEN_IDS:
-        raise refuse(f"stop_token_ids has over {limits.MAX_STOP_TOKEN_IDS} ids", "stop_token_ids")
+    check_count(ids, limits.MAX_STOP_TOKEN_IDS, "stop_token_ids")
     check_token_ids(ids, "stop_token_ids")
 
 
-def check_token_ids(ids: list[int], param: str) -> None:
-    """Check that `ids` fit the wire; whether the vocabulary has them is the text tier's."""
-    for index, token_id in enumerate(ids):
-        if not 0 <= token_id <= limits.MAX_U32:
-            raise refuse(f"{param}[{index}] is not a token id", f"{param}[{index}]")
+def check_words(body: Fields) -> None:
+    """Check what the sampler is told of single tokens and words."""
+    check_logit_bias(body.logit_bias or {})
+    words, breakers = body.bad_words or [], body.dry_sequence_breakers or []
+    check_texts(words, "bad_words", limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)
+    most, chars = limits.MAX_DRY_BREAKERS, limits.MAX_DRY_BREAKER_CHARS
+    check_texts(breakers, "dry_sequence_breakers", most, chars)
+    if body.allowed_token_ids is not None:
+        if not body.allowed_token_ids:
+            raise refuse("allowed_token_ids is empty: no token could be drawn", "allowed_token_ids")
+        check_count(body.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS, "allowed_token_ids")
+        check_token_ids(body.allowed_token_ids, "allowed_token_ids")
+
+
+def check_samplers(body: Fields) -> None:
+    """Check the chain: known stages, and one for everything that is asked for."""
+    if (dynamic := body.dynamic_temperature) is not None:
+        check_bound("dynamic_temperature.range", dynamic.range)
+        check_bound("dynamic_temperature.exponent", dynamic.exponent)
+    acting = [
+        name
+        for name, nothing in NEUTRAL.items()
+        if (value := getattr(body, name)) is not None and value not in nothing
+    ]
+    if (why := limits.samplers_violation(body.samplers or [], acting)) is not None:
+        raise refuse(why, "samplers")
 
 
 def check_logit_bias(biases: dict[str, float]) -> None:
-    if len(biases) > limits.MAX_LOGIT_BIASES:
-        raise refuse(f"logit_bias has over {limits.MAX_LOGIT_BIASES} entries", "logit_bias")
+    check_count(biases, limits.MAX_LOGIT_BIASES, "logit_bias")
     for key, bias in biases.items():
         is_id = key.isascii() and key.isdigit() and len(key) <= 10
         if not is_id or int(key) > limits.MAX_U32:
@@ -102,92 +131,45 @@ def check_chat(body: ChatRequest) -> None:
     check_bound("top_logprobs", body.top_logprobs, "logprobs")
     if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs needs logprobs=true", "top_logprobs")
-    if body.continue_final_message and body.add_generation_prompt:
-        raise refuse(
-            "continue_final_message excludes add_generation_prompt", "continue_final_message"
-        )
-    check_template_kwargs(body.chat_template_kwargs or {})
-    if not body.messages:
-        raise refuse("messages is empty", "messages")
-    for index, message in enumerate(body.messages):
-        check_message(message, f"messages[{index}]")
-
-
-def check_template_kwargs(kwargs: dict[str, Any]) -> None:
-    param = "chat_template_kwargs"
-    if len(kwargs) > MAX_TEMPLATE_KWARGS:
-        raise refuse(f"{param} has over {MAX_TEMPLATE_KWARGS} entries", param)
-    for name, value in kwargs.items():
-        if name in RESERVED_KWARGS or name.startswith("_"):
-            raise refuse(f"{param}: {name[:40]!r} is reserved", param, "reserved_name")
-        if (
-            isinstance(value, int)
-            and abs(value) > 2**63
-            or isinstance(value, float)
-            and (not math.isfinite(value))
-        ):
-            raise refuse(f"{param}: {name[:40]!r} is out of range", param)
-
-
-def check_message(message: Message, param: str) -> None:
-    """Check one message; its parts, if any, become one text."""
-    if isinstance(message.content, list):
-        texts = [
-            part_text(part, f"{param}.content[{index}]")
-            for index, part in enumerate(message.content)
-        ]
-        message.content = "\n".join(texts)
-    if message.tool_calls and message.role != "assistant":
-        raise refuse(f"{param}.tool_calls is only for assistants", f"{param}.tool_calls")
-    if message.content is None:
-        if message.role != "assistant":
-            raise refuse(f"{param}.content is required", f"{param}.content", "missing_field")
-        message.content = ""
-    if message.role == "developer":  # OpenAI's newer word for system; templates know the older
-        message.role = "system"
-
-
-def part_text(part: dict[str, Any], param: str) -> str:
-    """Return the text of a content part; anything but text is refused by its name."""
-    kind = part.get("type")
-    if not isinstance(kind, str):
-        raise refuse(f"{param}.type is required", f"{param}.type", "missing_field")
-    if kind != "text":
-        raise refuse(
-            f"content parts of type {kind[:40]!r} are not supported: this server reads text",
-            f"{param}.{kind[:40]}",
-            "unsupported_content",
-        )
-    for name in part.keys() - {"type", "text"}:
-        raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
-    if not isinstance(part.get("text"), str):
-        raise refuse(f"{param}.text must be a string", f"{param}.text", "invalid_type")
-    return str(part["text"])
+    check_conversation(body)
 
 
 def check_completion(body: CompletionRequest) -> list[str | list[int]]:
     """Check a completion request; return its prompts."""
     check_fields(body)
     check_bound("logprobs", body.logprobs)
-    prompts = prompts_of(body.prompt)
-    if len(prompts) * (body.n or 1) > MAX_CHOICES:
-        raise refuse(f"prompts times n is more than {MAX_CHOICES}", "prompt")
-    for index, prompt in enumerate(prompts):
-        if isinstance(prompt, list):
-            param = "prompt" if prompt is body.prompt else f"prompt[{index}]"
-            if not prompt:
-                raise refuse(f"{param} is empty", param)
-            check_token_ids(prompt, param)
+    if body.echo and body.logprobs is not None and body.stream:
+        raise refuse("echo with logprobs is only for stream=false", "echo")
+    prompts = prompts_of(body.prompt, "prompt")
+    if len(prompts) * (body.n or 1) > limits.MAX_PROMPT_CHOICES:
+        raise refuse(f"prompts times n is more than {limits.MAX_PROMPT_CHOICES}", "prompt")
     return prompts
 
 
-def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
+def check_embedding(body: EmbeddingRequest) -> list[str | list[int]]:
+    """Check an embedding request; return its inputs."""
+    check_routing(body)
+    check_bound("dimensions", body.dimensions)
+    inputs = prompts_of(body.input, "input")
+    check_count(inputs, limits.MAX_EMBEDDING_INPUTS, "input")
+    return inputs
+
+
+def prompts_of(given: str | list[Any], param: str) -> list[str | list[int]]:
     """Return the prompts of any of the four shapes OpenAI allows."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise refuse("prompt is empty", "prompt")
-    kinds = {type(item) for item in prompt}
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise refuse(f"{param} is empty", param)
+    kinds = {type(item) for item in given}
     if len(kinds) > 1:
-        raise refuse("prompt mixes strings, ids and lists", "prompt", "invalid_type")
-    return [prompt] if kinds == {int} else prompt
+        raise refuse(f"{param} mixes strings, ids and lists", param, "invalid_type")
+    if kinds == {int}:
+        check_token_ids(given, param)
+        return [given]
+    if kinds == {list}:
+        for index, ids in enumerate(given):
+            if not ids:
+                raise refuse(f"{param}[{index}] is empty", f"{param}[{index}]")
+            check_token_ids(ids, f"{param}[{index}]")
+    return given

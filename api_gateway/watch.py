@@ -1,5 +1,8 @@
 """One clock for all live requests: keep-alives, slow clients, deadlines, and the loop's own lag.
 
+A client whose socket stays full first has its sequences paused, which gives their memory to others,
+and is cut off when it takes nothing for long.
+
 A single task ticks four times a second, so that no token ever starts or stops a timer.
 """
 
@@ -8,11 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from api_gateway.sessions import Mailbox
+from api_gateway.job import Job
+
+if TYPE_CHECKING:
+    from api_gateway.link import Link
 
 TICK_S = 0.25
+MAX_UNREAD_TOKENS = 128
+"""More than these wait for a full socket: the sequences behind it are paused."""
 DEADLINE_GRACE_S = 0.5  # the tiers below get the first word, with their figures
 GONE, IDLE, DEADLINE, SHUTDOWN, CANCELLED = "gone", "idle", "deadline", "shutdown", "cancelled"
 
@@ -20,17 +28,34 @@ GONE, IDLE, DEADLINE, SHUTDOWN, CANCELLED = "gone", "idle", "deadline", "shutdow
 class Vigil:
     """What the clock must know of one request. The reply keeps the first two up to date."""
 
-    __slots__ = ("deadline_s", "mailbox", "sending_since_s", "sent_s", "task", "was_slow")
+    __slots__ = ("deadline_s", "job", "paused_on", "sending_since_s", "sent_s", "task", "was_slow")
 
-    def __init__(
-        self, mailbox: Mailbox, task: asyncio.Task[Any] | None, deadline_s: float | None
-    ) -> None:
+    def __init__(self, job: Job, task: asyncio.Task[Any] | None) -> None:
         self.sent_s = time.monotonic()
         self.sending_since_s: float | None = None
-        self.mailbox = mailbox
+        self.job = job
         self.task = task
-        self.deadline_s = deadline_s
+        self.deadline_s = job.deadline_s
+        self.paused_on: Link | None = None
         self.was_slow = False
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that came since the reply last looked."""
+        return sum(choice.num_tokens - choice.num_seen for choice in self.job.choices)
+
+    def pause(self) -> None:
+        """Let the engine hold the sequences back; a replay on another stream needs it again."""
+        link = self.job.link
+        if link is not None and link is not self.paused_on:
+            link.pause(self.job.unfinished, is_paused=True)
+            self.paused_on = link
+
+    def resume(self) -> None:
+        """The socket has room again."""
+        self.paused_on = None
+        if self.job.link is not None:
+            self.job.link.pause(self.job.unfinished, is_paused=False)
 
 
 class Watch:
@@ -56,7 +81,7 @@ class Watch:
     def end_all(self) -> None:
         """Tell every live request that the process is about to go."""
         for vigil in self._vigils:
-            vigil.mailbox.ring(SHUTDOWN)
+            vigil.job.mailbox.ring(SHUTDOWN)
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -75,7 +100,9 @@ class Watch:
                 if now - since >= self._slow_client_timeout_s and vigil.task is not None:
                     vigil.was_slow = True
                     vigil.task.cancel()
+                elif vigil.num_unread > MAX_UNREAD_TOKENS:
+                    vigil.pause()
             elif vigil.deadline_s is not None and now >= vigil.deadline_s + DEADLINE_GRACE_S:
-                vigil.mailbox.ring(DEADLINE)
+                vigil.job.mailbox.ring(DEADLINE)
             elif now - vigil.sent_s >= self._keep_alive_s:
-                vigil.mailbox.ring(IDLE)
+                vigil.job.mailbox.ring(IDLE)

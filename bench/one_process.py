@@ -17,13 +17,16 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from api_gateway.asgi import Receive, Scope, Send
+from api_gateway.chunks import Chunks, frame
 from api_gateway.parsing import parse
 from api_gateway.schema import ChatRequest
-from api_gateway.sse import DONE, HEADERS, Chunks, frame
-from api_gateway.translate import order_chat
+from api_gateway.sse import DONE, HEADERS
+from api_gateway.translate import Caller, order_chat
+from api_gateway.validation import check_chat
 from bench.paced import PacedModel
 from bench.paced_worker import gap_report
 from millrace.in_process import InProcessClient
+from protos.common_pb2 import ModelInfo
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.text_model import load_text_model
 
@@ -44,10 +47,10 @@ class OneProcess:
             if not message["more_body"]:
                 break
         self._num_requests += 1
-        order = order_chat(
-            parse(body, ChatRequest, is_lenient=False), f"r{self._num_requests}", "bench"
-        )
-        chunks = Chunks(order, f"r{self._num_requests}", 0, "paced")
+        request, request_id = parse(body, ChatRequest, is_lenient=False), f"r{self._num_requests}"
+        check_chat(request)
+        order = order_chat(request, Caller(request_id, "bench", ModelInfo(id=request.model)))
+        chunks = Chunks(order, request_id, 0, "paced")
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         num_tokens = 0
         async for piece in self._client.submit(order.requests[0]):

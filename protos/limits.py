@@ -31,6 +31,7 @@ LIMITS: dict[str, Bound] = {
     "timeout_ms": Bound(1, 86_400_000),
     "logit_bias": Bound(-100, 100),
     "prompt_logprobs": Bound(0, 20),
+    "dimensions": Bound(1, 65_536),
     "n_keep": Bound(0, 2**24),
     "typical_p": Bound(0, 1),
     "top_n_sigma": Bound(0, 100),
@@ -43,6 +44,19 @@ LIMITS: dict[str, Bound] = {
     "dry_allowed_length": Bound(1, 2**24),
     "dry_penalty_last_n": Bound(-1, 2**24),  # -1 = the whole context, 0 = off
 }
+MAX_HEADER_BYTES = 16_384
+"""Request line and headers together; larger ones are refused before they are parsed."""
+MAX_MESSAGES = 1024
+MAX_CONTENT_PARTS = 256
+MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARS = 64
+MAX_SCHEMA_DEPTH = 32
+MAX_TEMPLATE_KWARGS = 32
+MAX_CACHE_SALT_CHARS = 64
+MAX_PROMPT_CHOICES = 256
+"""Prompts of a request times its n."""
+MAX_EMBEDDING_INPUTS = 2048
+MAX_CONVERTED_TOKENS = 2**20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256

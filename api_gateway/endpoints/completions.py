@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from api_gateway.admission import Admission
 from api_gateway.asgi import Call
-from api_gateway.parsing import parse
+from api_gateway.door import Door
 from api_gateway.pipeline import Pipeline
+from api_gateway.sampling import column
 from api_gateway.schema import CompletionRequest
+from api_gateway.text_calls import TextCalls
 from api_gateway.translate import order_completion
+from api_gateway.validation import check_completion
+from protos.tokenizer_pb2 import ConvertRequest
 
 
 class Completions:
     """Serves plain prompts, streamed and in one piece."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        admission: Admission,
-        max_body_bytes: int,
-        is_lenient: bool,
-        cache_secret: bytes,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, door: Door, calls: TextCalls) -> None:
         self._pipeline = pipeline
-        self._admission = admission
-        self._max_body_bytes = max_body_bytes
-        self._is_lenient = is_lenient
-        self._cache_secret = cache_secret
+        self._door = door
+        self._calls = calls
 
     async def create(self, call: Call) -> None:
         """Answer one request; raises ServiceError before the reply has begun."""
         call.report = {}
-        with self._admission.enter():
-            content = await call.body(self._max_body_bytes)
-            body = parse(content, CompletionRequest, self._is_lenient)
-            call.adopt_request_id(body.request_id)
-            order = order_completion(body, call.request_id, call.tenant, self._cache_secret)
-            await self._pipeline.run(call, order)
+        with self._door.admission.enter():
+            body = await self._door.read(call, CompletionRequest)
+            prompts = check_completion(body)
+            caller = await self._door.caller(call, body.model)
+            echoes = await self._texts(body.model, prompts) if body.echo else ()
+            await self._pipeline.run(call, order_completion(body, prompts, caller, echoes))
+
+    async def _texts(self, model: str, prompts: list[str | list[int]]) -> tuple[str, ...]:
+        """Return the prompts as text, those of ids decoded with their special tokens."""
+        texts = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                texts.append(prompt)
+                continue
+            asked = ConvertRequest(model=model, token_ids=column(prompt), keep_special_tokens=True)
+            texts.append((await self._calls.convert(asked)).text)
+        return tuple(texts)

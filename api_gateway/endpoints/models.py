@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: what the tokenizers serve."""
+"""GET /v1/models and /v1/models/{name}: what the tokenizers serve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Models:
 
     async def get(self, call: Call) -> None:
         """Answer for one id or alias; raises NotFound."""
-        name = call.params["id"]
+        name = call.params["name"]
         await call.reply_json(200, model_object(await self._clients.model(name), name))
 
 

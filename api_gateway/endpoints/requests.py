@@ -1,19 +1,31 @@
-"""POST /v1/requests/{id}/cancel: ends a live request of the caller's tenant, whoever serves it."""
+"""/v1/requests/{id}: the state of a live request, and its end; /v1/requests/explain: a dry run."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from api_gateway.asgi import REQUEST_ID, Call
 from api_gateway.clients import TextClients
+from api_gateway.door import Door
+from api_gateway.parsing import decode
+from api_gateway.replies import ids_of
+from api_gateway.schema import ChatRequest, CompletionRequest
+from api_gateway.text_calls import TextCalls
+from api_gateway.translate import Order, order_chat, order_completion
+from api_gateway.validation import check_chat, check_completion
 from common.errors import NotFound
+from protos.tokenizer_pb2 import ConvertRequest, TextRequest
 
 PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 class Requests:
-    """Cancels by request id or by the id of the reply."""
+    """Knows requests by their id or by the id of their reply."""
 
-    def __init__(self, clients: TextClients) -> None:
+    def __init__(self, clients: TextClients, calls: TextCalls, door: Door) -> None:
         self._clients = clients
+        self._calls = calls
+        self._door = door
 
     async def cancel(self, call: Call) -> None:
         """Answer how many were ended; raises NotFound when none of that id is live."""
@@ -25,6 +37,73 @@ class Requests:
                 await call.reply_json(200, {"id": given, "cancelled": num_cancelled})
                 return
         raise NotFound("no live request has this id", code="request_not_found")
+
+    async def state(self, call: Call) -> None:
+        """Answer what the engines do with a live request; raises NotFound."""
+        given = call.params["id"]
+        for request_id in spellings(given):
+            body = {"request_id": request_id, "tenant": call.tenant}
+            answers = await self._calls.ask("request_state", body)
+            choices = [
+                {"engine": engine, **choice}
+                for engine, answer in sorted(answers.items())
+                for choice in answer.get("choices", [])
+            ]
+            if choices:
+                await call.reply_json(200, {"id": given, "object": "request", "choices": choices})
+                return
+        raise NotFound("no live request has this id", code="request_not_found")
+
+    async def explain(self, call: Call) -> None:
+        """Answer what a chat or completion request would cost now, without running it."""
+        with self._door.admission.enter():
+            order = await self._order(call)
+            prompts = []
+            for request in order.requests:
+                token_ids = await self._token_ids(request)
+                answers = await self._calls.ask("explain", question(request, token_ids))
+                engines = [{"engine": name, **told} for name, told in sorted(answers.items())]
+                prompts.append({"prompt_tokens": len(token_ids), "engines": engines})
+            await call.reply_json(
+                200, {"object": "request.explanation", "model": order.model, "prompts": prompts}
+            )
+
+    async def _order(self, call: Call) -> Order:
+        """Return the order of the body, which is a chat's when it has messages."""
+        content = await self._door.content(call)
+        if "messages" in decode(content):
+            chat = self._door.typed(content, ChatRequest)
+            check_chat(chat)
+            return order_chat(chat, await self._door.caller(call, chat.model))
+        body = self._door.typed(content, CompletionRequest)
+        prompts = check_completion(body)
+        caller = await self._door.caller(call, body.model)
+        return order_completion(body, prompts, caller)
+
+    async def _token_ids(self, request: TextRequest) -> list[int]:
+        asked = ConvertRequest(model=request.model)
+        kind = request.WhichOneof("input")
+        if kind == "prompt_token_ids":
+            return ids_of(request.prompt_token_ids)
+        if kind == "chat":
+            asked.chat.CopyFrom(request.chat)
+        else:
+            asked.text = request.prompt
+        return ids_of((await self._calls.convert(asked)).token_ids)
+
+
+def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
+    """Return the body of an `explain` query: what the engine must know to judge a request."""
+    limits = request.limits
+    return {
+        "request_id": request.request_id,
+        "tenant": limits.tenant,
+        "cache_salt": limits.cache_salt.hex(),
+        "priority": limits.priority,
+        "n": limits.n,
+        "max_tokens": limits.max_tokens if limits.HasField("max_tokens") else None,
+        "token_ids": token_ids,
+    }
 
 
 def spellings(given: str) -> list[str]:

@@ -16,6 +16,14 @@ def completion(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "hi", **more}
 
 
+def embedding(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": "hi", **more}
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
 def events(body: str) -> list[dict[str, Any]]:
     """Return the JSON events of a stream that ended well."""
     lines = [line for line in body.split("\n") if line.startswith("data: ")]

@@ -10,10 +10,11 @@ import pytest
 
 from api_gateway.__main__ import Gateway
 from tests.api_gateway.conftest import in_process, running
-from tests.api_gateway.requests import chat, completion
+from tests.api_gateway.requests import chat, completion, embedding, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 M = f'"model":"{MODEL}"'.encode()
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 
@@ -145,23 +146,105 @@ CASES: list[tuple[str, Any, str | None]] = [
     (COMPLETIONS, completion(prompt=None), "prompt"),
     (COMPLETIONS, completion(prompt={"text": "x"}), "prompt"),
     (COMPLETIONS, completion(prompt=["x"] * 100, n=8), "prompt"),
-    # known, not served
-    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+    # the sampler's chain
+    (CHAT, chat(typical_p=1.5), "typical_p"),
+    (CHAT, chat(top_n_sigma=-1), "top_n_sigma"),
+    (CHAT, chat(dynamic_temperature=0.5), "dynamic_temperature"),
+    (CHAT, chat(dynamic_temperature={"range": 9}), "dynamic_temperature.range"),
+    (CHAT, chat(dynamic_temperature={"range": 1, "exponent": -1}), "dynamic_temperature.exponent"),
+    (CHAT, chat(dynamic_temperature={"exponent": 1}), "dynamic_temperature.range"),
+    (CHAT, chat(xtc_probability=2), "xtc_probability"),
+    (CHAT, chat(dry_multiplier=-1), "dry_multiplier"),
+    (CHAT, chat(dry_allowed_length=0), "dry_allowed_length"),
+    (CHAT, chat(dry_penalty_last_n=-2), "dry_penalty_last_n"),
+    (CHAT, chat(dry_sequence_breakers=[""]), "dry_sequence_breakers[0]"),
+    (CHAT, chat(bad_words=["x"] * 257), "bad_words"),
+    (CHAT, chat(bad_words=["x", ""]), "bad_words[1]"),
+    (CHAT, chat(allowed_token_ids=[]), "allowed_token_ids"),
+    (CHAT, chat(allowed_token_ids=[1, -1]), "allowed_token_ids[1]"),
+    (CHAT, chat(samplers=["top_k", "magic"]), "samplers"),
+    (CHAT, chat(samplers=["top_k", "top_k"]), "samplers"),
+    (CHAT, chat(samplers=["top_k"], top_p=0.5), "samplers"),
+    (CHAT, chat(n_keep=-1), "n_keep"),
+    (CHAT, chat(rotate_kv=True), "rotate_kv"),
+    (CHAT, chat(return_progress=True), "return_progress"),
+    (CHAT, chat(prompt_logprobs=21), "prompt_logprobs"),
+    (CHAT, chat(prompt_logprobs=1, stream=True), "prompt_logprobs"),
+    (COMPLETIONS, completion(echo=True, logprobs=1, stream=True), "echo"),
+    # forms
+    (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
+    (CHAT, chat(response_format={"type": "json_schema"}), "response_format.json_schema"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "a b"}}),
+     "response_format.json_schema.name"),
+    (CHAT, chat(response_format={"type": "json_object", "json_schema": {"name": "a"}}),
+     "response_format.json_schema"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {
+        "name": "a", "schema": json.loads('{"a":' * 40 + "1" + "}" * 40)}}),
+     "response_format.json_schema.schema"),
+    (CHAT, chat(structured_outputs={}), "structured_outputs"),
+    (CHAT, chat(structured_outputs={"regex": "a", "choice": ["b"]}), "structured_outputs"),
+    (CHAT, chat(structured_outputs={"json": "{"}), "structured_outputs.json"),
+    (CHAT, chat(structured_outputs={"json": "[]"}), "structured_outputs.json"),
+    (CHAT, chat(structured_outputs={"choice": []}), "structured_outputs.choice"),
+    (CHAT, chat(structured_outputs={"regex": "x" * 65_537}), "structured_outputs.regex"),
+    (CHAT, chat(structured_outputs={"structural_tag": "x"}), "structured_outputs.structural_tag"),
+    (CHAT, chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}),
+     "structured_outputs"),
+    # tools
+    (CHAT, chat(tools=[{"type": "code", "function": {"name": "f"}}]), "tools[0].type"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function"),
+    (CHAT, chat(tools=[tool("a b")]), "tools[0].function.name"),
+    (CHAT, chat(tools=[tool("f"), tool("f")]), "tools[1].function.name"),
+    (CHAT, chat(tools=[tool("f" + str(k)) for k in range(129)]), "tools"),
+    (CHAT, chat(tools=[tool("f", parameters=[])]), "tools[0].function.parameters"),
     (CHAT, chat(tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(tools=[tool("f")], tool_choice="maybe"), "tool_choice"),
+    (CHAT, chat(tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}),
+     "tool_choice.function.name"),
+    (CHAT, chat(tools=[tool("f")], tool_choice="required", response_format={
+        "type": "json_object"}), "response_format"),
+    (CHAT, chat(tools=[tool("f")], structured_outputs={"regex": "a"}), "structured_outputs"),
+    (CHAT, messages({"role": "tool", "content": "4"}), "messages[0].tool_call_id"),
+    (CHAT, messages({"role": "tool", "tool_call_id": "a"}), "messages[0].content"),
+    (CHAT, messages({"role": "user", "content": "x", "tool_call_id": "a"}),
+     "messages[0].tool_call_id"),
+    (CHAT, messages({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}),
+     "messages[0].tool_calls[0].function.arguments"),
+    (CHAT, messages(*[{"role": "user", "content": "x"}] * 1025), "messages"),
+    (CHAT, chat(reasoning_effort="much"), "reasoning_effort"),
+    # embeddings
+    (EMBEDDINGS, embedding(input=[]), "input"),
+    (EMBEDDINGS, embedding(input=["a"] * 2049), "input"),
+    (EMBEDDINGS, embedding(input=[[]]), "input[0]"),
+    (EMBEDDINGS, embedding(input=5), "input"),
+    (EMBEDDINGS, embedding(dimensions=0), "dimensions"),
+    (EMBEDDINGS, embedding(encoding_format="hex"), "encoding_format"),
+    (EMBEDDINGS, embedding(pooling="max"), "pooling"),
+    (EMBEDDINGS, embedding(temperature=1), "temperature"),
+    (EMBEDDINGS, embedding(truncate_prompt_tokens=5), "truncate_prompt_tokens"),
+    # text work
+    ("/tokenize", {"model": MODEL}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+    ("/tokenize", {"prompt": "unspeakable"}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    ("/detokenize", {"tokens": "a"}, "tokens"),
+    ("/apply-template", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role"),
+    ("/v1/requests/explain", chat(temperature=9), "temperature"),
+    ("/v1/chat/completions/input_tokens", chat(n=0), "n"),
+    ("/v1/completions/input_tokens", completion(prompt=[]), "prompt"),
+    # known, not served
     (CHAT, chat(functions=[{"name": "f"}]), "functions"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format"),
-    (CHAT, chat(reasoning_effort="low"), "reasoning_effort"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities"),
     (CHAT, chat(session_id="s"), "session_id"),
-    (CHAT, chat(samplers=["top_k"]), "samplers"),
     (CHAT, chat(kv_transfer_params={}), "kv_transfer_params"),
     (CHAT, chat(chat_template="{{ x }}"), "chat_template"),
     (CHAT, chat(store=True), "store"),
-    (COMPLETIONS, completion(echo=True), "echo"),
+    (CHAT, chat(echo=True), "echo"),
+    (CHAT, chat(truncate_prompt_tokens=4), "truncate_prompt_tokens"),
     (COMPLETIONS, completion(best_of=2), "best_of"),
     (COMPLETIONS, completion(best_of=True), "best_of"),
     (COMPLETIONS, completion(suffix="x"), "suffix"),
-    (COMPLETIONS, completion(prompt_logprobs=0), "prompt_logprobs"),
 ]  # fmt: skip
 
 
@@ -177,6 +260,7 @@ async def test_a_bad_body_is_named_and_harms_nobody(
     assert error["param"] == param, error
     assert error["type"] == "invalid_request_error" and error["message"] and error["code"]
     assert fake.arrivals.empty()
+    path = path if path in (CHAT, COMPLETIONS) else COMPLETIONS
     assert (await client.post(path, json=good(path))).status_code == 200
 
 
@@ -222,7 +306,7 @@ async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokeniz
     async with running(fake.address, lenient=True) as gateway, in_process(gateway) as http:
         assert (await http.post(CHAT, json=chat(temprature=1))).status_code == 200
         assert (await http.post(CHAT, json=chat(temperature=9))).status_code == 400
-        assert (await http.post(CHAT, json=chat(reasoning_effort="low"))).status_code == 400
+        assert (await http.post(CHAT, json=chat(session_id="s"))).status_code == 400
 
 
 async def test_a_failure_of_ours_is_a_500_that_says_nothing_of_our_insides(

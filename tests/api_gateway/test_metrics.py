@@ -72,7 +72,7 @@ async def test_label_sets_are_closed(client: httpx.AsyncClient) -> None:
     seen = await scraped(client)
     assert seen["millrace_gateway_http_requests_total"] == {
         "method=GET,route=other,status=404": 2,
-        "method=GET,route=/v1/models/{id},status=404": 1,
+        "method=GET,route=/v1/models/{name},status=404": 1,
         "method=other,route=other,status=405": 1,
         "method=POST,route=/v1/completions,status=404": 1,
         "method=POST,route=/v1/completions,status=400": 1,

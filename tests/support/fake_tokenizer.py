@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -19,15 +20,24 @@ from protos.common_pb2 import (
     Finish,
     FinishReason,
     ModelInfo,
+    PromptProgress,
+    Query,
+    QueryAnswer,
     SessionOpened,
     Timings,
 )
 from protos.tokenizer_pb2 import (
+    AskReply,
     CancelReply,
     CancelRequest,
+    ConvertReply,
+    ConvertRequest,
+    EngineAnswer,
     GatewayMessage,
+    PromptTokens,
     Started,
     TextBatch,
+    TextBulk,
     TextLogprob,
     TextLogprobs,
     TextMessage,
@@ -53,6 +63,7 @@ class Stream:
         self.text_bytes: dict[int, int] = defaultdict(int)
         self.num_tokens: dict[int, int] = defaultdict(int)
         self.aborted: list[int] = []
+        self.pauses: list[tuple[int, bool]] = []  # slot, paused or resumed
 
     def add(self, request: TextRequest) -> None:
         for k in range(max(1, request.limits.n)):
@@ -69,7 +80,9 @@ class Stream:
         started = Started(slot=slot, num_prompt_tokens=num_prompt_tokens)
         self.say(TextBatch(started=[started]))
 
-    def token(self, slot: int, text: str, *ids: int, logprob: float | None = None) -> None:
+    def token(
+        self, slot: int, text: str, *ids: int, logprob: float | None = None, channel: int = 0
+    ) -> None:
         """Send one entry; its ids count up from the slot's position unless given."""
         ids = ids or (self.num_tokens[slot] + 100,)
         batch = TextBatch(
@@ -79,6 +92,7 @@ class Stream:
             counts=column(len(ids)),
             token_offsets=column(self.num_tokens[slot]),
             token_ids=column(*ids),
+            channels=column(channel) if channel else b"",
         )
         if logprob is not None:
             entries = [logprob_entry(text, logprob), logprob_entry(text, logprob)]
@@ -88,6 +102,28 @@ class Stream:
         self.text_bytes[slot] += len(text.encode())
         self.num_tokens[slot] += len(ids)
         self.say(batch)
+
+    def progress(self, slot: int, total: int, cached: int, computed: int) -> None:
+        told = PromptProgress(slot=slot, num_total=total, num_cached=cached, num_computed=computed)
+        self.say(TextBatch(progress=[told]))
+
+    def bulk(self, slot: int, **body: Any) -> None:
+        self.outbox.put_nowait(TextMessage(bulk=TextBulk(slot=slot, **body)))
+
+    def prompt_logprobs(self, slot: int, *tokens: str, first: int = 1) -> None:
+        """Send rows of prompt tokens; their ids are their indices, the one alternative is 99."""
+        rows = [
+            TextLogprobs(
+                slot=slot,
+                index=index,
+                entries=[
+                    TextLogprob(token_id=index, logprob=-index, token=token),
+                    TextLogprob(token_id=99, logprob=-0.5, token="~"),
+                ],
+            )
+            for index, token in enumerate(tokens, first)
+        ]
+        self.bulk(slot, prompt_tokens=PromptTokens(logprobs=rows))
 
     def finish(self, slot: int, reason: FinishReason = STOPPED, **more: Any) -> None:
         """Send the slot's end and forget it."""
@@ -142,6 +178,13 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
         self.arrivals: asyncio.Queue[tuple[Stream, int]] = asyncio.Queue()
         self.aborts: asyncio.Queue[int] = asyncio.Queue()
         self.cancels: list[tuple[str, str]] = []
+        self.converted: list[ConvertRequest] = []
+        self.queries: list[tuple[str, Any]] = []
+        self.answers: dict[str, dict[str, Any]] = {}  # kind -> engine -> body or ErrorDetail
+        self.info = ModelInfo(
+            id=MODEL, created_s=1_700_000_000, max_model_len=4096, aliases=["alias"],
+            tool_format="hermes", reasoning_format="think_tags",
+        )  # fmt: skip
         self.is_ready = True
         self.port = 0
         self._server: grpc.aio.Server | None = None
@@ -165,8 +208,8 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
     ) -> AsyncIterator[TextMessage]:
         stream = Stream(len(self.streams) + 1)
         self.streams.append(stream)
-        info = ModelInfo(id=MODEL, created_s=1_700_000_000, max_model_len=4096, aliases=["alias"])
-        yield TextMessage(opened=SessionOpened(session=stream.number, models=[info]))
+        opened = SessionOpened(session=stream.number, models=[self.info])
+        yield TextMessage(opened=opened)
         stream.state(ready=self.is_ready)
         reader = asyncio.create_task(self._read(stream, incoming))
         try:
@@ -184,6 +227,8 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
                     self.arrivals.put_nowait((stream, slot))
                     if self.script is not None:
                         self.script(stream, slot)
+            stream.pauses += [(slot, True) for slot in message.pauses]
+            stream.pauses += [(slot, False) for slot in message.resumes]
             for slot in message.aborts:
                 stream.aborted.append(slot)
                 stream.requests.pop(slot, None)
@@ -200,3 +245,35 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
         for stream, slot in found.values():
             stream.finish(slot, ABORTED)
         return CancelReply(num_cancelled=len(found))
+
+    async def Convert(self, request: ConvertRequest, context: Any) -> ConvertReply:
+        """One character a token, its code point the id; a chat becomes `role: content` lines."""
+        self.converted.append(request)
+        kind = request.WhichOneof("input")
+        if kind == "token_ids":
+            return ConvertReply(text="".join(map(chr, array("I", request.token_ids))))
+        text = request.text
+        if kind == "chat":
+            messages = json.loads(request.chat.messages_json)
+            text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        if text == "unspeakable":
+            detail = ErrorDetail(kind="InvalidRequest", message="none", param="prompt", code="x")
+            return ConvertReply(error=detail)
+        return ConvertReply(
+            text=text if kind == "chat" else "",
+            token_ids=column(*map(ord, text)),
+            pieces=[char.encode() for char in text] if request.with_pieces else [],
+            max_model_len=self.info.max_model_len,
+        )
+
+    async def Ask(self, request: Query, context: Any) -> AskReply:
+        self.queries.append((request.kind, json.loads(request.body_json)))
+        reply = AskReply()
+        for engine, told in self.answers.get(request.kind, {}).items():
+            answer = QueryAnswer(query_id=request.query_id)
+            if isinstance(told, ErrorDetail):
+                answer.error.CopyFrom(told)
+            else:
+                answer.body_json = json.dumps(told).encode()
+            reply.answers.append(EngineAnswer(engine=engine, answer=answer))
+        return reply

@@ -1,0 +1,55 @@
+"""The way in: one body within bounds, typed; and who asks for which model."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from api_gateway.admission import Admission
+from api_gateway.asgi import Call
+from api_gateway.clients import TextClients
+from api_gateway.parsing import parse
+from api_gateway.translate import Caller
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Door:
+    """Shared by all endpoints that take a body."""
+
+    def __init__(
+        self,
+        clients: TextClients,
+        admission: Admission,
+        max_body_bytes: int,
+        is_lenient: bool,
+        cache_secret: bytes,
+    ) -> None:
+        self.admission = admission
+        self._clients = clients
+        self._max_body_bytes = max_body_bytes
+        self._is_lenient = is_lenient
+        self._cache_secret = cache_secret
+
+    async def read(self, call: Call, cls: type[R]) -> R:
+        """Return the typed body; raise InvalidRequest or PayloadTooLarge.
+
+        From here on the call goes by the request id in the body, where there is one.
+        """
+        body = self.typed(await self.content(call), cls)
+        call.adopt_request_id(getattr(body, "request_id", None))
+        return body
+
+    async def content(self, call: Call) -> bytes:
+        """Return the body; raise PayloadTooLarge."""
+        return await call.body(self._max_body_bytes)
+
+    def typed(self, content: bytes, cls: type[R]) -> R:
+        """Return what stands in a body; raise InvalidRequest."""
+        return parse(content, cls, self._is_lenient)
+
+    async def caller(self, call: Call, model: str | None) -> Caller:
+        """Return who asks. Raises NotFound for a model that is not served."""
+        info = await self._clients.model(model)
+        return Caller(call.request_id, call.tenant, info, self._cache_secret)

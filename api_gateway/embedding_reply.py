@@ -1,0 +1,99 @@
+"""The reply of /v1/embeddings: one vector an input, as floats or as base64 of float32."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+
+from api_gateway.asgi import Call
+from api_gateway.bulks import Bulks
+from api_gateway.checks import refuse
+from api_gateway.job import Job
+from api_gateway.meter import Meter, usage_of
+from api_gateway.sessions import Choice
+from api_gateway.translate import Order
+from common.errors import Internal, ServiceError
+
+
+class EmbeddingReply:
+    """Waits for every input and answers with one JSON object."""
+
+    is_started = False
+
+    def __init__(self, call: Call, order: Order) -> None:
+        self._call = call
+        self._order = order
+
+    async def advance(self, news: Sequence[Choice]) -> None:
+        """Nothing to show before the end."""
+
+    async def keep_alive(self) -> None:
+        """A reply in one piece has no room for comments."""
+
+    async def fail(self, error: ServiceError) -> None:
+        raise error
+
+    def close(self) -> None:
+        """Nothing was open."""
+
+    async def finish(self, job: Job, meter: Meter) -> None:
+        """Send the reply; raises InvalidRequest when more dimensions are asked for than are."""
+        data = [
+            {"object": "embedding", "index": choice.index, "embedding": self._vector(choice)}
+            for choice in job.choices
+        ]
+        usage = usage_of(job)
+        await self._call.reply_json(
+            200,
+            {
+                "object": "list",
+                "model": self._order.model,
+                "data": data,
+                "usage": {k: usage[k] for k in ("prompt_tokens", "total_tokens")},
+                "timings": meter.timings(),
+            },
+        )
+
+    def _vector(self, choice: Choice) -> list[float] | str:
+        embedding = Bulks().note(choice).embedding
+        if not embedding:
+            raise Internal("the engine sent no embedding")
+        vector = floats(embedding)
+        wanted = self._order.dimensions
+        if wanted is not None:
+            if wanted > len(vector):
+                raise refuse(
+                    f"dimensions is {wanted}, the model's vectors have {len(vector)}", "dimensions"
+                )
+            vector = vector[:wanted]
+        if self._order.normalize:
+            vector = unit(vector)
+        return base64_of(vector) if self._order.is_base64 else vector.tolist()
+
+
+def floats(column: bytes) -> array[float]:
+    """Return little-endian float32 as numbers."""
+    vector = array("f", column)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
+
+
+def unit(vector: array[float]) -> array[float]:
+    """Return the vector at length 1, the first dimensions of a longer one included.
+
+    A prefix of a Matryoshka embedding is an embedding once its length is 1 again
+    (Kusupati et al., 2022).
+    """
+    length = math.sqrt(math.fsum(x * x for x in vector))
+    return array("f", [x / length for x in vector]) if length > 0 else vector
+
+
+def base64_of(vector: array[float]) -> str:
+    little = vector[:]
+    if sys.byteorder == "big":
+        little.byteswap()
+    return base64.b64encode(little.tobytes()).decode()

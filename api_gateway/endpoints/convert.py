@@ -1,0 +1,123 @@
+"""Text work without generation: /tokenize, /detokenize, /apply-template and token counting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api_gateway.asgi import Call
+from api_gateway.checks import check_count, check_token_ids, refuse
+from api_gateway.door import Door
+from api_gateway.messages import check_conversation
+from api_gateway.replies import ids_of
+from api_gateway.sampling import column
+from api_gateway.schema import (
+    ChatPrompt,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from api_gateway.text_calls import TextCalls
+from api_gateway.tools import check_tools
+from api_gateway.translate import chat_input
+from api_gateway.validation import check_chat, check_completion
+from protos import limits
+from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
+
+
+class Convert:
+    """Answers with what the tokenizer makes of a text, ids or a conversation."""
+
+    def __init__(self, calls: TextCalls, door: Door) -> None:
+        self._calls = calls
+        self._door = door
+
+    async def tokenize(self, call: Call) -> None:
+        """Answer with ids, as vLLM's route of this name."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, TokenizeRequest)
+            if (body.prompt is None) == (body.messages is None):
+                raise refuse("exactly one of prompt and messages is needed", "prompt")
+            asked = await self._asked(call, body.model)
+            asked.with_pieces = bool(body.return_token_strs)
+            if body.messages is not None:
+                asked.chat.CopyFrom(conversation(body))
+            else:
+                asked.no_special_tokens = body.add_special_tokens is False
+                asked.text = body.prompt or ""
+            reply = await self._calls.convert(asked)
+            ids = ids_of(reply.token_ids)
+            await call.reply_json(
+                200,
+                {
+                    "count": len(ids),
+                    "max_model_len": reply.max_model_len or None,
+                    "tokens": ids,
+                    "token_strs": strings(reply) if body.return_token_strs else None,
+                },
+            )
+
+    async def detokenize(self, call: Call) -> None:
+        """Answer with the text of ids."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, DetokenizeRequest)
+            check_count(body.tokens, limits.MAX_CONVERTED_TOKENS, "tokens")
+            check_token_ids(body.tokens, "tokens")
+            asked = await self._asked(call, body.model)
+            asked.token_ids = column(body.tokens)
+            asked.keep_special_tokens = body.skip_special_tokens is not True
+            reply = await self._calls.convert(asked)
+            await call.reply_json(200, {"prompt": reply.text})
+
+    async def apply_template(self, call: Call) -> None:
+        """Answer with the prompt that a conversation becomes, as llama.cpp's route."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, ChatPrompt)
+            asked = await self._asked(call, body.model)
+            asked.chat.CopyFrom(conversation(body))
+            reply = await self._calls.convert(asked)
+            await call.reply_json(200, {"prompt": reply.text})
+
+    async def count_chat(self, call: Call) -> None:
+        """Answer how many tokens the prompt of a chat request has."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, ChatRequest)
+            check_chat(body)
+            check_tools(body.tools or [])
+            asked = await self._asked(call, body.model)
+            asked.chat.CopyFrom(chat_input(body, is_offered=body.tool_choice != "none"))
+            await self._reply_count(call, [await self._calls.convert(asked)])
+
+    async def count_completion(self, call: Call) -> None:
+        """Answer how many tokens the prompts of a completion request have together."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, CompletionRequest)
+            replies = []
+            for prompt in check_completion(body):
+                asked = await self._asked(call, body.model)
+                if isinstance(prompt, str):
+                    asked.text = prompt
+                    replies.append(await self._calls.convert(asked))
+                else:
+                    replies.append(ConvertReply(token_ids=column(prompt)))
+            await self._reply_count(call, replies)
+
+    async def _reply_count(self, call: Call, replies: list[ConvertReply]) -> None:
+        num_tokens = sum(len(reply.token_ids) // 4 for reply in replies)
+        shown: dict[str, Any] = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        await call.reply_json(200, shown)
+
+    async def _asked(self, call: Call, model: str | None) -> ConvertRequest:
+        return ConvertRequest(model=(await self._door.caller(call, model)).info.id)
+
+
+def conversation(body: ChatPrompt | TokenizeRequest) -> ChatInput:
+    """Return a checked conversation."""
+    check_conversation(body)
+    check_tools(body.tools or [])
+    return chat_input(body, is_offered=True)
+
+
+def strings(reply: ConvertReply) -> list[str]:
+    """Return each token's own text; bytes that are no whole character show as U+FFFD."""
+    return [piece.decode("utf-8", "replace") for piece in reply.pieces]

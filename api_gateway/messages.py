@@ -1,0 +1,96 @@
+"""The messages of a conversation: brought to the plain form that chat templates know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from api_gateway.checks import check_count, refuse
+from api_gateway.schema import ChatPrompt, ChatRequest, Message, Scalar, TokenizeRequest
+from protos import limits
+
+RESERVED_KWARGS = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
+        "documents", "messages", "return_dict", "return_tensors", "tokenize", "tools",
+    }
+)  # fmt: skip
+
+
+def check_conversation(body: ChatRequest | ChatPrompt | TokenizeRequest) -> None:
+    """Check all that a prompt is made of but the tools; contents become plain text."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise refuse(
+            "continue_final_message excludes add_generation_prompt", "continue_final_message"
+        )
+    check_template_kwargs(body.chat_template_kwargs or {})
+    if not body.messages:
+        raise refuse("messages is empty", "messages")
+    check_count(body.messages, limits.MAX_MESSAGES, "messages")
+    for index, message in enumerate(body.messages):
+        check_message(message, f"messages[{index}]")
+
+
+def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
+    param = "chat_template_kwargs"
+    check_count(kwargs, limits.MAX_TEMPLATE_KWARGS, param)
+    for name, value in kwargs.items():
+        if name in RESERVED_KWARGS or name.startswith("_"):
+            raise refuse(f"{param}: {name[:40]!r} is reserved", param, "reserved_name")
+        is_huge = isinstance(value, int) and abs(value) > 2**63
+        if is_huge or isinstance(value, float) and not math.isfinite(value):
+            raise refuse(f"{param}: {name[:40]!r} is out of range", param)
+
+
+def check_message(message: Message, param: str) -> None:
+    """Check one message; its parts, if any, become one text."""
+    if isinstance(message.content, list):
+        check_count(message.content, limits.MAX_CONTENT_PARTS, f"{param}.content")
+        texts = [
+            part_text(part, f"{param}.content[{index}]")
+            for index, part in enumerate(message.content)
+        ]
+        message.content = "\n".join(texts)
+    check_calls(message, param)
+    if message.content is None or message.content is msgspec.UNSET:
+        if message.role != "assistant":
+            raise refuse(f"{param}.content is required", f"{param}.content", "missing_field")
+        message.content = None if message.tool_calls else ""
+    if message.role == "developer":  # OpenAI's newer word for system; templates know the older
+        message.role = "system"
+    if message.reasoning is not None:  # the other name of the same thing
+        message.reasoning_content = message.reasoning_content or message.reasoning
+        message.reasoning = None
+
+
+def check_calls(message: Message, param: str) -> None:
+    """Check the fields that belong to tools."""
+    message.tool_calls = message.tool_calls or None
+    if message.tool_calls and message.role != "assistant":
+        raise refuse(f"{param}.tool_calls is only for assistants", f"{param}.tool_calls")
+    check_count(message.tool_calls, limits.MAX_TOOLS, f"{param}.tool_calls")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise refuse(f"{param}.tool_call_id is required", f"{param}.tool_call_id", "missing_field")
+    if message.role != "tool" and message.tool_call_id is not None:
+        raise refuse(f"{param}.tool_call_id is only for tools", f"{param}.tool_call_id")
+
+
+def part_text(part: dict[str, Any], param: str) -> str:
+    """Return the text of a content part; anything but text is refused by its name."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise refuse(f"{param}.type is required", f"{param}.type", "missing_field")
+    if kind != "text":
+        raise refuse(
+            f"content parts of type {kind[:40]!r} are not supported: this server reads text",
+            f"{param}.{kind[:40]}",
+            "unsupported_content",
+        )
+    for name in part.keys() - {"type", "text"}:
+        raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
+    if not isinstance(part.get("text"), str):
+        raise refuse(f"{param}.text must be a string", f"{param}.text", "invalid_type")
+    return str(part["text"])

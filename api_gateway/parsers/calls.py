@@ -1,0 +1,176 @@
+"""What every tool-call format has in common: deltas, and one call object read from growing text.
+
+A parser gives out content and call deltas; their concatenation does not depend on how the text was
+cut. A call is shown when it is whole and right, for what is shown cannot be taken back. Where a
+grammar forces the format it cannot go wrong: there (`is_eager`) arguments flow as they come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+QUOTE_OR_BRACKET = re.compile(r'["{}\[\]]')
+QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+HEAD = r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"%s"\s*:\s*(?=\{)'
+SPACE = " \t\r\n"
+"""JSON's white space; str.strip() would also take what belongs to the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of call number `index`: its name, which comes first and once, or more arguments."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+Delta = str | CallDelta
+"""Content, or a part of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Which functions may be called, and how."""
+
+    names: Collection[str]
+    max_calls: int | None = None
+    """What follows the last allowed call is dropped. None = no limit."""
+    is_eager: bool = False
+
+
+class ToolParser(Protocol):
+    """Reads the answer of one choice."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """Return what is certain now."""
+
+    def end(self) -> list[Delta]:
+        """Return what was withheld: no more text comes."""
+
+
+class ToolFormat(Protocol):
+    """How a family of models writes its calls."""
+
+    def parser(self, offer: Offer) -> ToolParser:
+        """Return a parser for one choice."""
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], is_single: bool) -> str:
+        """Return rules in llguidance's Lark; `calls` stands for one call, or several."""
+
+
+class Malformed(Exception):
+    """The text is no call of an offered function."""
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"")
+
+
+class ObjectScan:
+    """Finds the end of the JSON object that begins at `at`; looks at no character twice."""
+
+    __slots__ = ("_depth", "_in_string", "at")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self._depth = 0
+        self._in_string = False
+
+    def end(self, text: str) -> int | None:
+        """Return the index after the object, None while `text` does not reach so far."""
+        while True:
+            found = (QUOTE_OR_ESCAPE if self._in_string else QUOTE_OR_BRACKET).search(text, self.at)
+            if found is None:
+                self.at = len(text)
+                return None
+            char = found[0]
+            if char == "\\":
+                if found.end() == len(text):  # what it escapes has not come
+                    self.at = found.start()
+                    return None
+                self.at = found.end() + 1
+                continue
+            self.at = found.end()
+            if char == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if char in "{[" else -1
+                if self._depth == 0:
+                    return self.at
+
+
+class CallScan:
+    """Reads one `{"name": …, KEY: {…}}`. `deltas` are parts that may be shown; take them away."""
+
+    def __init__(self, index: int, key: str, offer: Offer) -> None:
+        """`key` is the format's own word for arguments."""
+        self.deltas: list[Delta] = []
+        self._index = index
+        self._key = key
+        self._offer = offer
+        self._whole = ObjectScan(0)
+        self._arguments: ObjectScan | None = None
+        self._shown = 0
+        self._arguments_end: int | None = None
+        self._end: int | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        return self._arguments is not None
+
+    def read(self, text: str) -> int | None:
+        """Read on in `text`, which begins with the object.
+
+        Returns the index after it, None while it is not whole; raises Malformed.
+        """
+        if not text.startswith("{"):
+            raise Malformed
+        if self._end is None:
+            self._end = self._whole.end(text)
+            if self._offer.is_eager:
+                self._flow(text)
+            if self._end is not None and not self.is_shown:
+                name, arguments = self._decoded(text[: self._end])
+                self.deltas.append(CallDelta(self._index, name))
+                self.deltas.append(CallDelta(self._index, None, arguments))
+        return self._end
+
+    def _flow(self, text: str) -> None:
+        """Show the arguments as far as they have come."""
+        if self._arguments is None:
+            head = re.match(HEAD % self._key, text)
+            if head is None or head[1] not in self._offer.names:
+                return
+            self._arguments, self._shown = ObjectScan(head.end()), head.end()
+            self.deltas.append(CallDelta(self._index, head[1]))
+        if self._arguments_end is None:
+            self._arguments_end = self._arguments.end(text)
+            until = len(text) if self._arguments_end is None else self._arguments_end
+            if until > self._shown:
+                part = text[self._shown : until]
+                self.deltas.append(CallDelta(self._index, None, part))
+                self._shown = until
+
+    def _decoded(self, text: str) -> tuple[str, str]:
+        try:
+            call = msgspec.json.decode(text.encode(), type=_Call)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise Malformed from error
+        raw = bytes(call.arguments or call.parameters)
+        if call.name not in self._offer.names or not raw.startswith(b"{"):
+            raise Malformed
+        return call.name, raw.decode()
+
+
+def held_back(text: str, mark: str) -> int:
+    """Return where the tail begins that may be white space before `mark`, or a part of it."""
+    size = next((k for k in range(len(mark) - 1, 0, -1) if text.endswith(mark[:k])), 0)
+    return len(text[: len(text) - size].rstrip(SPACE))

@@ -1,0 +1,39 @@
+"""Tool calls as Lark rules in llguidance's dialect, where `%json {…}` stands for a JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ANY_OBJECT = {"type": "object"}
+
+
+def rules(
+    tools: Sequence[Mapping[str, Any]],
+    is_single: bool,
+    before: str,
+    key: str,
+    after: str,
+    between: str,
+) -> str:
+    """Return the rules of `calls`, each `before {"name": …, key: {…}} after`."""
+    lines = [f"calls: call ({quoted(between)} call)*" if not is_single else "calls: call"]
+    lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
+    for k, tool in enumerate(tools):
+        head = f'{before}{{"name": {json.dumps(tool["name"])}, "{key}": '
+        schema = json.dumps(tool.get("parameters") or ANY_OBJECT)
+        lines.append(f"call_{k}: {quoted(head)} arguments_{k} {quoted('}' + after)}")
+        lines.append(f"arguments_{k}: %json {schema}")
+    return "\n".join(lines) + "\n"
+
+
+def forced(calls: str, schema: Mapping[str, Any] | None = None) -> str:
+    """Return a whole grammar: calls, or, with a `schema`, calls or JSON of that schema."""
+    if schema is None:
+        return f"start: calls\n{calls}"
+    return f"start: calls | answer\nanswer: %json {json.dumps(schema)}\n{calls}"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text)

@@ -1,0 +1,110 @@
+"""`<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`: Hermes, Qwen2, Qwen2.5, Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from api_gateway.parsers.calls import (
+    SPACE,
+    CallScan,
+    Delta,
+    Malformed,
+    Offer,
+    ToolParser,
+    held_back,
+)
+from api_gateway.parsers.grammar import rules
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """The format; a call may stand anywhere in the text."""
+
+    def parser(self, offer: Offer) -> ToolParser:
+        return HermesParser(offer)
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], is_single: bool) -> str:
+        return rules(tools, is_single, f"{OPEN}\n", "arguments", f"\n{CLOSE}", "\n")
+
+
+class HermesParser:
+    """Content is all text but the calls and the white space before them and at the end.
+
+    Text that looks like a call and is none stays content, tags included.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        self._num_calls = 0
+        self._text = ""  # not yet given out
+        self._body_at = 0
+        self._call: CallScan | None = None
+        self._is_after_call = False
+
+    def feed(self, text: str) -> list[Delta]:
+        self._text += text
+        deltas: list[Delta] = []
+        while self._call_step(deltas) if self._call else self._text_step(deltas):
+            pass
+        return deltas
+
+    def end(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        while self._call is not None and not self._call.is_shown:
+            self._give_up(deltas)
+            deltas += self.feed("")
+        is_gap = self._is_after_call and not self._text.strip(SPACE)
+        if self._call is None and self._text and not is_gap:
+            deltas.append(self._text)
+        self._text = ""
+        return deltas
+
+    def _text_step(self, deltas: list[Delta]) -> bool:
+        """Give out text up to where a call may begin; return whether one does."""
+        if self._num_calls == self._offer.max_calls:
+            self._text = ""
+            return False
+        at = self._text.find(OPEN)
+        is_call = at >= 0
+        cut = len(self._text[:at].rstrip(SPACE)) if is_call else held_back(self._text, OPEN)
+        if cut:
+            deltas.append(self._text[:cut])
+            self._text = self._text[cut:]
+            self._is_after_call = False
+        if is_call:
+            self._body_at = at - cut + len(OPEN)
+            self._call = CallScan(self._num_calls, "arguments", self._offer)
+        return is_call
+
+    def _call_step(self, deltas: list[Delta]) -> bool:
+        """Read on in a call; return whether it has ended, well or badly."""
+        assert self._call is not None
+        body = self._text[self._body_at :].lstrip(SPACE)
+        if not body:
+            return False
+        try:
+            end = self._call.read(body)
+            rest = "" if end is None else body[end:].lstrip(SPACE)
+            is_whole = rest.startswith(CLOSE)
+            if rest and not is_whole and not CLOSE.startswith(rest):
+                raise Malformed
+        except Malformed:
+            if not self._call.is_shown:
+                self._give_up(deltas)
+                return True
+            is_whole, rest = True, CLOSE + rest
+        if is_whole or self._call.is_shown:
+            deltas += self._call.deltas
+            self._call.deltas = []
+        if is_whole:
+            self._num_calls += 1
+            self._call, self._text, self._is_after_call = None, rest[len(CLOSE) :], True
+        return is_whole
+
+    def _give_up(self, deltas: list[Delta]) -> None:
+        """Take the tag for text and look on behind it."""
+        deltas.append(self._text[: self._body_at])
+        self._text = self._text[self._body_at :]
+        self._call = None

@@ -1,0 +1,80 @@
+"""How an answer is drawn: the request's fields → the wire's SamplingParams."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from array import array
+
+from api_gateway.schema import Fields
+from protos import limits
+from protos.common_pb2 import Dry, DynamicTemperature, LogitBias, SamplingParams, Xtc
+
+SAME_NAME = (
+    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "presence_penalty",
+    "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def sampling(body: Fields) -> SamplingParams:
+    """Return the parameters that were given; the text tier fills in the model's defaults.
+
+    Each prompt without a seed draws one of its own.
+    """
+    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+    params = SamplingParams(seed=seed)
+    for name in SAME_NAME:
+        if (value := getattr(body, name)) is not None:
+            setattr(params, name, value)
+    if body.top_k is not None:
+        params.top_k = max(0, body.top_k)  # -1 is vLLM's word for off
+    for token_id, bias in (body.logit_bias or {}).items():
+        params.logit_bias.append(LogitBias(token_id=int(token_id), bias=bias))
+    params.samplers.extend(body.samplers or [])
+    params.allowed_token_ids = column(body.allowed_token_ids or [])
+    params.return_sampler_trace = bool(body.return_sampler_trace)
+    fill_rare_stages(params, body)
+    return params
+
+
+def fill_rare_stages(params: SamplingParams, body: Fields) -> None:
+    """Fill in the stages that have several fields; those that are off stay absent."""
+    if (dynamic := body.dynamic_temperature) is not None:
+        exponent = either(dynamic.exponent, limits.DYNAMIC_TEMPERATURE_EXPONENT)
+        params.dynamic_temperature.CopyFrom(
+            DynamicTemperature(range=dynamic.range, exponent=exponent)
+        )
+    if body.xtc_probability:
+        threshold = either(body.xtc_threshold, limits.XTC_DEFAULTS["xtc_threshold"])
+        params.xtc.CopyFrom(Xtc(probability=body.xtc_probability, threshold=threshold))
+    last_n = int(either(body.dry_penalty_last_n, limits.DRY_DEFAULTS["dry_penalty_last_n"]))
+    if body.dry_multiplier and last_n:
+        length = either(body.dry_allowed_length, limits.DRY_DEFAULTS["dry_allowed_length"])
+        params.dry.CopyFrom(
+            Dry(
+                multiplier=body.dry_multiplier,
+                base=either(body.dry_base, limits.DRY_DEFAULTS["dry_base"]),
+                allowed_length=int(length),
+                last_n=last_n if last_n > 0 else None,
+            )
+        )
+
+
+def dry_breakers(body: Fields) -> list[str]:
+    """Return the strings that end a repetition; the text tier makes ids of them."""
+    if not body.dry_multiplier:
+        return []
+    given = body.dry_sequence_breakers
+    return list(limits.DRY_BREAKERS) if given is None else given
+
+
+def either(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def column(ids: list[int]) -> bytes:
+    """Return `ids` as little-endian u32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

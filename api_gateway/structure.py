@@ -1,0 +1,103 @@
+"""Which form the answer must have: response_format, structured_outputs and tools → one Grammar.
+
+The text tier judges what stands in it; here only shapes and sizes are checked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from api_gateway.checks import check_text, check_texts, refuse, schema_text
+from api_gateway.parsers.grammar import ANY_OBJECT, forced
+from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
+from api_gateway.tools import ToolPlan
+from protos import limits
+from protos.common_pb2 import Grammar
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+STRUCTURED, RESPONSE = "structured_outputs", "response_format"
+
+
+def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
+    """Return what the output must match, None when it is free; raise InvalidRequest."""
+    schema = wanted_schema(body.response_format)
+    structured = structured_grammar(body.structured_outputs)
+    if schema is not None and structured is not None:
+        raise refuse("response_format and structured_outputs exclude each other", STRUCTURED)
+    if plan is None:
+        if schema is None:
+            return structured
+        text = schema_text(schema, RESPONSE) if schema else "{}"
+        return Grammar(kind=Grammar.JSON_SCHEMA, text=text)
+    if structured is not None:
+        raise refuse("structured_outputs excludes tools", STRUCTURED)
+    if (calls := plan.grammar()) is not None:
+        if schema is not None:
+            raise refuse("response_format excludes a tool_choice that forces a call", RESPONSE)
+        return lark(calls, "tools")
+    if schema is None:
+        return None
+    return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), RESPONSE)
+
+
+def lark(text: str, param: str) -> Grammar:
+    check_text(text, param, limits.MAX_GRAMMAR_CHARS)
+    return Grammar(kind=Grammar.LARK, text=text)
+
+
+def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
+    """Return the JSON Schema of the answer; empty = any object, None = any text."""
+    if response is None:
+        return None
+    if (response.type == "json_schema") != (response.json_schema is not None):
+        raise refuse("json_schema goes with type json_schema", f"{RESPONSE}.json_schema")
+    if response.type == "text":
+        return None
+    if response.json_schema is None:
+        return {}
+    if not NAME.fullmatch(response.json_schema.name):
+        param = f"{RESPONSE}.json_schema.name"
+        raise refuse(f"{param} must be 1 to 64 of A-Z a-z 0-9 _ -", param)
+    schema = response.json_schema.schema or {}
+    schema_text(schema, f"{RESPONSE}.json_schema.schema")
+    return schema
+
+
+def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
+    if given is None:
+        return None
+    fields = {name: getattr(given, name) for name in given.__struct_fields__}
+    asked = {name: value for name, value in fields.items() if value is not None}
+    if len(asked) != 1:
+        raise refuse(f"{STRUCTURED} takes exactly one of {', '.join(fields)}", STRUCTURED)
+    name, value = asked.popitem()
+    param = f"{STRUCTURED}.{name}"
+    if name == "json_object":
+        return Grammar(kind=Grammar.JSON_SCHEMA, text="{}")
+    if name == "json":
+        return Grammar(kind=Grammar.JSON_SCHEMA, text=schema_text(parsed(value, param), param))
+    if name == "choice":
+        if not value:
+            raise refuse(f"{param} is empty", param)
+        check_texts(value, param, limits.MAX_CHOICES, limits.MAX_GRAMMAR_CHARS)
+        text = orjson.dumps(value).decode()
+        check_text(text, param, limits.MAX_GRAMMAR_CHARS)
+        return Grammar(kind=Grammar.CHOICE, text=text)
+    check_text(value, param, limits.MAX_GRAMMAR_CHARS)
+    return Grammar(kind=Grammar.REGEX if name == "regex" else Grammar.LARK, text=value)
+
+
+def parsed(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a schema that may be given as text."""
+    if isinstance(schema, dict):
+        return schema
+    try:
+        value = orjson.loads(schema)
+    except orjson.JSONDecodeError as error:
+        raise refuse(f"{param} is not valid JSON: {error}", param) from error
+    if not isinstance(value, dict):
+        raise refuse(f"{param} must be a JSON object", param)
+    return value

@@ -1,0 +1,81 @@
+"""Calls to the tokenizers that are no streams: text ↔ ids, and questions to the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import orjson
+
+from api_gateway.clients import TextClients
+from common.errors import Internal, ServiceError, Unavailable, from_detail
+from protos.common_pb2 import Query, QueryAnswer
+from protos.tokenizer_pb2 import AskReply, ConvertReply, ConvertRequest
+
+CONVERT_TIMEOUT_S = 30.0
+ASK_TIMEOUT_S = 3.0
+
+
+class TextCalls:
+    """One instance serves every request of the process."""
+
+    def __init__(self, clients: TextClients) -> None:
+        self._clients = clients
+
+    async def convert(self, request: ConvertRequest) -> ConvertReply:
+        """Encode, decode or render; raises what the tokenizer says, or Unavailable."""
+        stubs = self._clients.stubs(request.model)
+        if not stubs:
+            raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
+        reply: ConvertReply = await answered(
+            stubs[0].Convert(request, timeout=CONVERT_TIMEOUT_S), "convert"
+        )
+        if reply.HasField("error"):
+            raise from_detail(reply.error)
+        return reply
+
+    async def ask(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return what each engine answers, by engine; those that fail are left out.
+
+        Raises the first error when no engine answers, Unavailable when there is none.
+        """
+        query = Query(query_id=1, kind=kind, body_json=orjson.dumps(body))
+        stubs = self._clients.stubs()
+        calls = [answered(stub.Ask(query, timeout=ASK_TIMEOUT_S), kind) for stub in stubs]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        found: dict[str, Any] = {}
+        errors: list[ServiceError] = []
+        for reply in replies:
+            if isinstance(reply, ServiceError):
+                errors.append(reply)
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                note_answers(reply, found, errors)
+        if not found:
+            raise errors[0] if errors else Unavailable("no engine is connected", retry_after_s=1)
+        return found
+
+
+def note_answers(reply: AskReply, found: dict[str, Any], errors: list[ServiceError]) -> None:
+    """Take each engine's first answer: several tokenizers may know the same engine."""
+    for told in reply.answers:
+        answer: QueryAnswer = told.answer
+        if answer.HasField("error"):
+            errors.append(from_detail(answer.error))
+        elif told.engine not in found:
+            found[told.engine] = orjson.loads(answer.body_json or b"{}")
+
+
+async def answered(call: Awaitable[Any], what: str) -> Any:
+    """Return the reply; a failure of the call itself becomes a ServiceError."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            raise Unavailable(f"{what}: the tokenizer went away", retry_after_s=1) from error
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise Unavailable(f"{what}: no answer in time", retry_after_s=1) from error
+        raise Internal(f"{what} failed below the gateway: {error.code().name}") from error

@@ -1,0 +1,215 @@
+"""Tools in chat: what goes down the line, what comes back, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from protos.common_pb2 import LENGTH, Grammar, ModelInfo
+from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.requests import chat, events, tool
+from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream
+
+URL = "/v1/chat/completions"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [tool("get_weather", description="of a city", parameters=CITY), tool("now")]
+ARGUMENTS = '{"city": "Zürich"}'
+W = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+N = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def saying(*texts: str, **finish: Any) -> Callable[[Stream, int], None]:
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        for text in texts:
+            stream.token(slot, text)
+        stream.finish(slot, **finish)
+
+    return run
+
+
+def summed(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
+    """Return the message and the reason of a stream as clients put them together."""
+    message: dict[str, Any] = {"content": "", "tool_calls": []}
+    reason = None
+    for choice in [c for chunk in chunks for c in chunk["choices"]]:
+        reason = choice["finish_reason"] or reason
+        delta = choice["delta"]
+        message["content"] += delta.get("content") or ""
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({k: call[k] for k in ("id", "type")})
+                message["tool_calls"][-1]["function"] = dict(call["function"])
+            else:
+                held = message["tool_calls"][call["index"]]["function"]
+                held["arguments"] += call["function"]["arguments"]
+    return message, reason
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+async def test_calls_come_out_streamed_as_unstreamed(
+    client: httpx.AsyncClient, fake: FakeTokenizer, cut: int
+) -> None:
+    text = f"Let me see.\n{W}\n{N}\n"
+    fake.script = saying(*(text[at : at + cut] for at in range(0, len(text), cut)))
+    body = chat(tools=TOOLS, request_id="same")
+    whole = (await client.post(URL, json=body)).json()["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == "Let me see."
+    called = [call["function"] for call in whole["message"]["tool_calls"]]
+    assert called == [
+        {"name": "get_weather", "arguments": ARGUMENTS},
+        {"name": "now", "arguments": "{}"},
+    ]
+    ids = [call["id"] for call in whole["message"]["tool_calls"]]
+    assert len(set(ids)) == 2 and all(i.startswith("call_") for i in ids)
+    stream = events((await client.post(URL, json={**body, "stream": True})).text)
+    message, reason = summed(stream)
+    assert reason == "tool_calls"
+    assert message == {k: whole["message"][k] for k in ("content", "tool_calls")}
+
+
+async def test_a_call_alone_has_null_content(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(W)
+    message = (await client.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]["message"]
+    assert message["content"] is None and len(message["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(
+    "text, finish, reason",
+    [
+        (W[:-3], {}, "stop"),
+        (N.replace("now", "rm"), {}, "stop"),
+        (W[:40], {"reason": LENGTH}, "length"),
+    ],
+)
+async def test_what_is_no_whole_call_stays_content(
+    client: httpx.AsyncClient, fake: FakeTokenizer, text: str, finish: dict[str, Any], reason: str
+) -> None:
+    fake.script = saying(*text, **finish)
+    whole = (await client.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]
+    assert whole["message"]["content"] == text and "tool_calls" not in whole["message"]
+    stream = events((await client.post(URL, json=chat(tools=TOOLS, stream=True))).text)
+    assert summed(stream) == ({"content": text, "tool_calls": []}, reason)
+    assert whole["finish_reason"] == reason
+
+
+async def sent(client: httpx.AsyncClient, fake: FakeTokenizer, **more: Any) -> tuple[Any, Grammar]:
+    """Return the template's tools and the grammar of a request."""
+    reply = await client.post(URL, json=chat(**more))
+    assert reply.status_code == 200, reply.text
+    slot = max(fake.streams[-1].requests_seen)
+    request = fake.streams[-1].requests_seen[slot]
+    tools = request.chat.tools_json
+    return json.loads(tools) if tools else None, request.text.grammar
+
+
+async def test_the_template_sees_tools_unless_none_may_be_called(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(W)
+    tools, grammar = await sent(client, fake, tools=TOOLS)
+    assert tools == TOOLS and grammar.kind == Grammar.NONE
+    tools, grammar = await sent(client, fake, tools=TOOLS, tool_choice="none")
+    assert tools is None and grammar.kind == Grammar.NONE
+    message = (await client.post(URL, json=chat(tools=TOOLS, tool_choice="none"))).json()
+    assert message["choices"][0]["message"]["content"] == W
+
+
+HERMES_REQUIRED = """\
+start: calls
+calls: call ("\\n" call)*
+call: call_0 | call_1
+call_0: "<tool_call>\\n{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}\\n</tool_call>"
+arguments_0: %json {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+call_1: "<tool_call>\\n{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}\\n</tool_call>"
+arguments_1: %json {"type": "object"}
+"""  # noqa: E501
+
+
+async def test_forced_calls_go_through_a_grammar(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(N)
+    tools, grammar = await sent(client, fake, tools=TOOLS, tool_choice="required")
+    assert tools == TOOLS
+    assert (grammar.kind, grammar.text) == (Grammar.LARK, HERMES_REQUIRED)
+    _, single = await sent(
+        client, fake, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert single.text == HERMES_REQUIRED.replace('call ("\\n" call)*', "call")
+    named = {"type": "function", "function": {"name": "now"}}
+    tools, grammar = await sent(client, fake, tools=TOOLS, tool_choice=named)
+    assert tools == TOOLS and "get_weather" not in grammar.text and ")*" not in grammar.text
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    _, either = await sent(client, fake, tools=TOOLS, response_format=form)
+    assert either.text.startswith("start: calls | answer\nanswer: %json {")
+
+
+async def test_forced_arguments_flow_and_a_cut_call_is_length(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(W[:50], W[50:60], reason=LENGTH)
+    body = chat(tools=TOOLS, tool_choice="required")
+    whole = (await client.post(URL, json=body)).json()["choices"][0]
+    assert whole["finish_reason"] == "length" and whole["message"]["content"] is None
+    function = whole["message"]["tool_calls"][0]["function"]
+    assert function["name"] == "get_weather" and ARGUMENTS.startswith(function["arguments"])
+    stream = events((await client.post(URL, json={**body, "stream": True})).text)
+    assert summed(stream)[0]["tool_calls"][0]["function"] == function
+
+
+async def test_one_call_at_most_without_parallel_calls(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(f"{W}\n{N}")
+    body = chat(tools=TOOLS, parallel_tool_calls=False)
+    message = (await client.post(URL, json=body)).json()["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+
+
+async def test_other_formats_and_models_without_one(fake: FakeTokenizer) -> None:
+    fake.script = saying('{"name": "now", "parameters": {}}')
+    fake.info = ModelInfo(id=MODEL, tool_format="llama3")
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        message = (await http.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    fake.info = ModelInfo(id=MODEL)
+    fake.script = saying(N)
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        refused = await http.post(URL, json=chat(tools=TOOLS))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "tools_not_supported"
+        forced = await http.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
+        assert forced.json()["choices"][0]["finish_reason"] == "tool_calls"
+        effort = await http.post(URL, json=chat(reasoning_effort="low"))
+        assert effort.json()["error"]["param"] == "reasoning_effort"
+
+
+async def test_calls_in_history_reach_the_template(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": "time?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "9"}]},
+        {"role": "assistant", "content": None, "reasoning": "hm"},
+        {"role": "user", "content": "thanks"},
+    ]
+    assert (await client.post(URL, json=chat(messages=history))).status_code == 200
+    request = fake.streams[-1].requests_seen[1]
+    assert json.loads(request.chat.messages_json) == [
+        history[0],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "9", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+        history[4],
+    ]
