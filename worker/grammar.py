@@ -43,6 +43,7 @@ class Grammars:
         self._path = tokenizer_json
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[int, str], LLMatcher] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "grammar")
@@ -68,20 +69,23 @@ class Grammars:
     def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
         key = (int(grammar.kind), grammar.text)
         with self._lock:
-            if (known := self._compiled.get(key)) is None:
-                known = self._compiled[key] = self._compile(grammar)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+            known = self._compiled.get(key)
+        matcher = self._compile(grammar) if known is None else known  # no step waits for another's
+        with self._lock:
+            self._compiled[key] = matcher
             self._compiled.move_to_end(key)
-            return known.deep_copy()
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return matcher.deep_copy()
 
     def _compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ModuleNotFoundError as error:
             raise RowError("grammars need the package llguidance, it is not installed") from error
-        if self._tokenizer is None:
-            self._tokenizer = _open(LLTokenizer, self._path, self._vocab_size)
+        with self._opening:
+            if self._tokenizer is None:
+                self._tokenizer = _open(LLTokenizer, self._path, self._vocab_size)
         matcher = LLMatcher(self._tokenizer, to_llguidance(grammar), log_level=0, limits=_limits())
         first = matcher.deep_copy()
         if not first.is_error():

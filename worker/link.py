@@ -38,7 +38,14 @@ class Lost(NamedTuple):
     reason: str
 
 
-Event = Received | Lost | None
+class Answer(NamedTuple):
+    """What a thread of this process has to say to the peer."""
+
+    link: Link
+    message: wire.ErrandDone
+
+
+Event = Received | Lost | Answer | None
 """None = stop."""
 
 

@@ -20,7 +20,8 @@ import zmq
 
 from protos import worker as wire
 from worker.build import LoadedModel
-from worker.link import Event, Link, Lost
+from worker.errands import Errands
+from worker.link import Answer, Event, Link, Lost
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
@@ -62,6 +63,7 @@ class WorkerServer:
         self._loaded: LoadedModel | None = None
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._links: list[Link] = []
+        self._errands: Errands | None = None
         self._startup_s: dict[str, float] = {}
         self._state = "starting"
 
@@ -97,6 +99,8 @@ class WorkerServer:
             scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank))
             self._serve(scheduler, self._prepare(scheduler, lease.rank))
         finally:
+            if self._errands is not None:
+                self._errands.close()
             self._close_links()
 
     def _prepare(self, scheduler: Link, rank: int) -> ModelRunner:
@@ -110,6 +114,9 @@ class WorkerServer:
         num_blocks = self._expect(wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))
         self._timed("warm_up", lambda: warm_up(runner))
+        self._errands = Errands(
+            loaded.grammars, rank, lambda done: self._inbox.put(Answer(scheduler, done))
+        )
         gc.collect()
         gc.freeze()
         self._metrics.observe_startup(self._startup_s, runner.memory)
@@ -161,9 +168,14 @@ class WorkerServer:
                 continue  # said by or about a connection of an earlier life
             if isinstance(event, Lost):
                 raise LifeOver(event.reason)
-            if not isinstance(event.message, kind):
+            if isinstance(event, Answer):
+                event.link.send(event.message)
+            elif isinstance(event.message, wire.CompileGrammar) and self._errands is not None:
+                self._errands.begin(event.message)
+            elif isinstance(event.message, kind):
+                return event.message
+            else:
                 raise LifeOver(f"{type(event.message).__name__} instead of {kind.__name__}")
-            return event.message
 
     def _pause(self) -> None:
         """Wait a moment; what arrives meanwhile is of an earlier life."""

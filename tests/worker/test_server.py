@@ -16,10 +16,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.metrics import new_registry, serve
+from protos import common_pb2
 from protos import worker as wire
 from tests.conftest import ROOT
 from tests.support.fake_scheduler import FakeEngine, FakeScheduler
-from tests.worker.plans import generate, start
+from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
@@ -103,6 +104,18 @@ def test_two_plans_may_be_in_flight(engine: FakeEngine, running: Running) -> Non
     scheduler.send(wire.ExecutePlan(0, starts=(start(1, PROMPT, range(3)),)))
     scheduler.send(wire.ExecutePlan(1, steps=(wire.SequenceStep(1, 1),)))
     assert [scheduler.expect(wire.StepResult).step_id for _ in range(2)] == [0, 1]
+
+
+def test_errands_are_answered_beside_the_steps(engine: FakeEngine, running: Running) -> None:
+    _, scheduler = engine.ready()
+    rule = common_pb2.Grammar(kind=common_pb2.Grammar.REGEX, text="a")
+    scheduler.send(wire.CompileGrammar(7, sampling(grammar=rule)))
+    done = scheduler.expect(wire.ErrandDone)
+    assert (done.rank, done.errand_id) == (0, 7)
+    assert "tokenizer.json" in done.error, "this folder has none"
+    scheduler.send(wire.CompileGrammar(8, b"\xff"))
+    assert "cannot be compiled" in scheduler.expect(wire.ErrandDone).error
+    first_token(scheduler)
 
 
 def test_heartbeats_go_out_while_a_step_runs(
