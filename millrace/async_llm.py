@@ -7,11 +7,12 @@ import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from common.errors import Internal, InvalidRequest, from_detail
 from millrace.client import EngineClient, Piece
 from millrace.in_process import open_in_process
+from millrace.options import ModelOptions
 from millrace.outputs import FINISH_REASONS, CompletionOutput, Logprob, RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import Messages, Prompt, given_ids, prompt_text, text_request
@@ -40,21 +41,14 @@ class AsyncLLM:
         model: str | Path | None = None,
         *,
         url: str | None = None,
-        device: str = "cpu",
-        dtype: str = "auto",
-        kv_cache_memory: str | int | None = None,
-        kv_layout: str = "block",
-        max_model_len: int | None = None,
         seed: int | None = None,
+        **options: Unpack[ModelOptions],
     ) -> AsyncLLM:
         """Load `model` (a folder; None is the demo model) into this process, or connect to `url`:
         a comma list of host:port of tokenizer services."""
         if url is not None:
             return cls(await open_remote(url, None if model is None else str(model)), seed)
-        client = await open_in_process(
-            model, device, dtype, kv_cache_memory, kv_layout, max_model_len
-        )
-        return cls(client, seed)
+        return cls(await open_in_process(model, options), seed)
 
     @property
     def model(self) -> str:

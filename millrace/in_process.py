@@ -15,6 +15,7 @@ from common.errors import InvalidRequest
 from millrace.client import Piece
 from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
+from millrace.options import ModelOptions
 from millrace.pieces import Taker
 from millrace.project import DEMO_MODEL, DEMO_NAME, check_model_folder
 from protos.common_pb2 import ABORTED, Finish
@@ -98,14 +99,7 @@ class InProcessClient:
         assert not broken, "nothing is lost inside a process"
 
 
-async def open_in_process(
-    model: str | Path | None,
-    device: str,
-    dtype: str,
-    kv_cache_memory: str | int | None,
-    kv_layout: str,
-    max_model_len: int | None,
-) -> InProcessClient:
+async def open_in_process(model: str | Path | None, options: ModelOptions) -> InProcessClient:
     """Load a model folder; raise InvalidRequest when it cannot be served."""
     folder = DEMO_MODEL if model is None else Path(model)
     name = DEMO_NAME if model is None else folder.resolve().name
@@ -113,16 +107,27 @@ async def open_in_process(
     text: TextModel | None = None
     try:
         check_model_folder(folder)
-        asked = parse_size(kv_cache_memory) if isinstance(kv_cache_memory, str) else kv_cache_memory
+        memory = options.get("kv_cache_memory")
+        asked = parse_size(memory) if isinstance(memory, str) else memory
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
-            loaded = await loop.run_in_executor(
-                pool, load_model, folder, device, dtype, 0, kv_layout
-            )
+            loaded = await loop.run_in_executor(pool, _load, folder, options)
         budget = kv_cache_bytes(asked, free_bytes())
-        return InProcessClient(text, loaded, metrics, budget, max_model_len)
+        return InProcessClient(text, loaded, metrics, budget, options.get("max_model_len"))
     except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error
+
+
+def _load(folder: Path, options: ModelOptions) -> LoadedModel:
+    return load_model(
+        folder,
+        options.get("device", "cpu"),
+        options.get("dtype", "auto"),
+        kv_layout=options.get("kv_layout", "block"),
+        kernel_level=options.get("kernel_level", "auto"),
+        quantization=options.get("quantization", "none"),
+        kv_cache_dtype=options.get("kv_cache_dtype", "auto"),
+    )

@@ -8,9 +8,10 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from millrace.async_llm import AsyncLLM
+from millrace.options import ModelOptions
 from millrace.outputs import RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import Messages, Prompt
@@ -52,6 +53,7 @@ class LLM:
 
     `model` is a folder (None: the demo model); `url` names running tokenizer services instead.
     `seed` makes a whole run repeatable: requests without a seed of their own take the next one.
+    Further keywords say how the folder is loaded: `millrace/options.py`.
     """
 
     def __init__(
@@ -59,24 +61,11 @@ class LLM:
         model: str | Path | None = None,
         *,
         url: str | None = None,
-        device: str = "cpu",
-        dtype: str = "auto",
-        kv_cache_memory: str | int | None = None,
-        kv_layout: str = "block",
-        max_model_len: int | None = None,
         seed: int | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
         thread = LoopThread()
-        opening = AsyncLLM.open(
-            model,
-            url=url,
-            device=device,
-            dtype=dtype,
-            kv_cache_memory=kv_cache_memory,
-            kv_layout=kv_layout,
-            max_model_len=max_model_len,
-            seed=seed,
-        )
+        opening = AsyncLLM.open(model, url=url, seed=seed, **options)
         try:
             self._llm = thread.run(opening)
         except BaseException:

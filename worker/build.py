@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from protos import worker as wire
 from worker.arena import Arena, num_bytes
-from worker.backends.choice import CpuChoice, choose_backend
+from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
 from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
-from worker.kv_cache import BLOCK_SIZES, DTYPE, KvCache, block_bytes, kv_pieces
+from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import free_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
@@ -49,6 +47,7 @@ class LoadedModel:
     backend: CpuChoice
     model_hash: str
     layout: str
+    kv_dtype: str
     max_ubatch_tokens: int
     grammars: Grammars
 
@@ -61,16 +60,17 @@ class LoadedModel:
 
         Raises ValueError when no sequence fits.
         """
-        one = block_bytes(self.config, self.block_size)
+        one = block_bytes(self.config, self.block_size, self.kv_dtype)
         if kv_cache_bytes < one:
             raise ValueError(
                 f"kv_cache_memory is {kv_cache_bytes} bytes and {self.block_size} tokens take "
                 f"{one}: no sequence fits; raise kv_cache_memory"
             )
+        numerics = f"{self.backend.fingerprint} kv={self.kv_dtype}"
         return wire.ModelFacts(
             vocab_size=self.config.vocab_size,
             max_position_embeddings=self.config.max_position_embeddings,
-            fingerprint=f"{self.backend.fingerprint} tp=1 millrace={version('millrace')}",
+            fingerprint=f"{numerics} tp=1 millrace={version('millrace')}",
             model_hash=self.model_hash,
             block_size=self.block_size,
             max_blocks=kv_cache_bytes // one,
@@ -88,11 +88,11 @@ class LoadedModel:
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
         pieces = (
-            *kv_pieces(self.config, num_blocks, size),
+            *kv_pieces(self.config, num_blocks, size, self.kv_dtype),
             *input_pieces(limits, num_positions, size),
         )
         arena = Arena(num_bytes(pieces))
-        cache = KvCache(self.config, num_blocks, size, arena)
+        cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
         inputs = Inputs(limits, num_positions, size, arena)
         memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
         free = free_bytes() or 0
@@ -103,7 +103,7 @@ class LoadedModel:
                 **{f"{purpose}_bytes": count for purpose, count in memory.items()},
                 "num_blocks": num_blocks,
                 "num_tokens": num_blocks * size,
-                "kv_dtype": np.dtype(DTYPE).name,
+                "kv_dtype": self.kv_dtype,
             },
         )
         return ModelRunner(
@@ -119,6 +119,8 @@ def load_model(
     kv_layout: str = "block",
     max_ubatch_tokens: int = MAX_UBATCH_TOKENS,
     kernel_level: str = "auto",
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
     if device != "cpu":
@@ -130,8 +132,8 @@ def load_model(
     config = read_config(folder)
     wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
-    weights = _open(folder, config)
-    backend = choose_backend(kernel_level, wanted, num_threads)
+    backend = choose_backend(kernel_level, wanted, quantization, num_threads)
+    weights = _open(folder, config, as_stored=backend.takes_stored)
     model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
         config,
@@ -139,6 +141,7 @@ def load_model(
         backend,
         weights.fingerprint(),
         kv_layout,
+        choose_kv_dtype(kv_cache_dtype, wanted, backend),
         max_ubatch_tokens,
         Grammars(folder / "tokenizer.json", config.vocab_size),
     )
@@ -149,8 +152,9 @@ def fingerprint_folder(folder: Path) -> str:
     return _open(folder, read_config(folder)).fingerprint()
 
 
-def _open(folder: Path, config: ModelConfig) -> FolderWeights:
-    return FolderWeights(folder, shapes(config, _wiring(folder, config)), may_ignore(config))
+def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderWeights:
+    expected = shapes(config, _wiring(folder, config))
+    return FolderWeights(folder, expected, may_ignore(config), as_stored)
 
 
 def _wiring(folder: Path, config: ModelConfig) -> Wiring:

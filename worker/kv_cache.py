@@ -6,46 +6,55 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from protos import worker as wire
 from worker.arena import Arena, Piece
-from worker.kernels.checks import Floats
 from worker.models.config import ModelConfig
 
 BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 """Tokens per block, by layout."""
-DTYPE = np.float32
-"""The CPU reference keeps float32, whatever dtype the weights are stored in."""
+DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
+"""NumPy has no bfloat16: its bits stand in integers."""
 
 
 class LayerPages(NamedTuple):
-    """float32 [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """[num_blocks, block_size, num_kv_heads, head_dim] each, float32 or bfloat16."""
 
-    keys: Floats
-    values: Floats
+    keys: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
 
 
-def block_bytes(config: ModelConfig, block_size: int) -> int:
+def block_bytes(config: ModelConfig, block_size: int, dtype: str = "float32") -> int:
     """Return the bytes of one block over all layers, keys and values."""
-    return 2 * config.num_layers * block_size * config.kv_size * np.dtype(DTYPE).itemsize
+    return 2 * config.num_layers * block_size * config.kv_size * np.dtype(DTYPES[dtype]).itemsize
 
 
-def kv_pieces(config: ModelConfig, num_blocks: int, block_size: int) -> list[Piece]:
+def kv_pieces(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: str = "float32"
+) -> list[Piece]:
     """Return the keys and values of every layer, one after the other."""
     shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    return [Piece(shape, DTYPE)] * (2 * config.num_layers)
+    return [Piece(shape, DTYPES[dtype])] * (2 * config.num_layers)
 
 
 class KvCache:
     """One pair of arrays per layer."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, arena: Arena) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        arena: Arena,
+        dtype: str = "float32",
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        sides = [arena.take("kv", piece) for piece in kv_pieces(config, num_blocks, block_size)]
+        pieces = kv_pieces(config, num_blocks, block_size, dtype)
+        sides = [arena.take("kv", piece) for piece in pieces]
         self.layers = [LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)]
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:

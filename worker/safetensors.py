@@ -18,6 +18,7 @@ from worker.kernels.checks import Floats
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+STORED_AS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
 
 
 class Tensor(NamedTuple):
@@ -45,17 +46,19 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Floats:
         """Return tensor `name` as float32; float32 ones are views into the file."""
+        values = self.read_stored(name)
+        if values.dtype == np.uint16:  # bfloat16 is the upper half of a float32
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32, copy=False)
+
+    def read_stored(self, name: str) -> np.ndarray[Any, Any]:
+        """Return tensor `name` as float32, float16, or bfloat16 as uint16: a view into the file,
+        or a copy where the file has it at an odd place."""
         tensor = self.tensors[name]
+        dtype = np.dtype(STORED_AS[tensor.dtype])
         raw = memoryview(self._bytes)[tensor.start : tensor.stop]
-        if tensor.dtype == "F32" and tensor.start % 4 == 0:
-            values: np.ndarray[Any, Any] = np.frombuffer(raw, "<f4")
-        elif tensor.dtype == "F32":
-            values = np.frombuffer(bytes(raw), "<f4")
-        elif tensor.dtype == "F16":
-            values = np.frombuffer(bytes(raw), "<f2").astype(np.float32)
-        else:  # bfloat16 is the upper half of a float32
-            values = (np.frombuffer(bytes(raw), "<u2").astype(np.uint32) << 16).view(np.float32)
-        return values.reshape(tensor.shape)
+        aligned = raw if tensor.start % dtype.itemsize == 0 else bytes(raw)
+        return np.frombuffer(aligned, dtype).reshape(tensor.shape)
 
     def sample(self, name: str, num_bytes: int) -> bytes:
         """Return the first bytes of a tensor, for a hash."""

@@ -19,8 +19,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: Annotated[
         str,
         Meta(
-            description="compute type, auto = the folder's; one the device lacks becomes float32",
+            description="type of the weights, auto = the folder's",
             pattern="^(auto|float32|bfloat16|float16)$",
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str,
+        Meta(
+            description="none, or int8 or int4: linears are quantised at load",
+            pattern="^(none|int8|int4)$",
+        ),
+    ] = "none"
+    kernel_level: Annotated[
+        str,
+        Meta(
+            description="instructions: auto, amx, avx512, avx2, portable, or reference (NumPy)",
+            pattern="^(auto|amx|avx512|avx2|portable|reference)$",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Meta(
+            description="type of keys and values, auto = bfloat16 with weights of 16 bits or fewer",
+            pattern="^(auto|bfloat16|float32)$",
         ),
     ] = "auto"
     kv_cache_memory: Annotated[

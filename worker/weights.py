@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from worker.errors import ModelFolderError
-from worker.kernels.checks import Floats
 from worker.safetensors import SafetensorsFile
 
 SINGLE = "model.safetensors"
@@ -28,8 +30,12 @@ class FolderWeights:
         folder: Path,
         expected: Mapping[str, tuple[int, ...]],
         ignored: Collection[str] = (),
+        as_stored: bool = False,
     ) -> None:
+        """`as_stored`: read float32, float16, and bfloat16 as uint16, all as they lie in the file;
+        otherwise everything as float32."""
         self._folder = folder
+        self._as_stored = as_stored
         self._homes = _open(folder)
         found = self._homes.keys() - (set(ignored) - expected.keys())
         if missing := sorted(expected.keys() - found):
@@ -46,9 +52,10 @@ class FolderWeights:
                 f"{home.path}: tensor {name} has shape {list(actual)}, expected {list(shape)}"
             )
 
-    def read(self, name: str) -> Floats:
-        """Return tensor `name` as float32."""
-        return self._homes[name].read(name)
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """Return tensor `name`; views into the file where that is possible."""
+        home = self._homes[name]
+        return home.read_stored(name) if self._as_stored else home.read(name)
 
     def fingerprint(self) -> str:
         """Hash config.json and of every tensor its name, dtype, shape and first 4 KiB."""

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
     option("--device", choices=["cpu", "cuda"], default="cpu")
     option("--dtype", default="auto")
+    option("--quantization", choices=["none", "int8", "int4"], default="none")
     option("--kv-cache-memory", metavar="SIZE")
     option("--max-tokens", type=int, default=256, metavar="N")
     option("--temperature", type=float)
@@ -42,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
             stop=args.stop,
         )
         with LLM(
-            args.model, device=args.device, dtype=args.dtype, kv_cache_memory=args.kv_cache_memory
+            args.model,
+            device=args.device,
+            dtype=args.dtype,
+            quantization=args.quantization,
+            kv_cache_memory=args.kv_cache_memory,
         ) as llm:
             for delta in llm.stream(prompt, params):
                 print(delta.outputs[0].text, end="", flush=True)

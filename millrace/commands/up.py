@@ -23,6 +23,7 @@ VARIABLES = {  # option: variable of docker-compose.yml
     "served_model_name": "SERVED_MODEL_NAME",
     "device": "DEVICE",
     "dtype": "DTYPE",
+    "quantization": "QUANTIZATION",
     "host": "LISTEN_HOST",
     "port": "PORT",
     "max_model_len": "MAX_MODEL_LEN",
@@ -46,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--dtype", type=_dtype, help="weights and arithmetic: auto, bf16, f16, f32 (default: auto)"
     )
-    option("--quantization", choices=["none", "int8", "int4"], default="none")
+    option(
+        "--quantization", choices=["none", "int8", "int4"], help="of the linears (default: none)"
+    )
     option("--host", metavar="IP", help="interface to listen on (default: 127.0.0.1)")
     option("--port", type=int, help="port of the API (default: 8000)")
     option("--gateways", type=_count, metavar="G", help="processes of the gateway")
@@ -121,8 +124,6 @@ def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
-    if args.quantization != "none":
-        raise CommandError(f"--quantization {args.quantization} does not exist yet; leave it out")
     if args.workers and args.workers % (args.tensor_parallel_size or 1):
         raise CommandError("--workers must be a multiple of --tensor-parallel-size")
     if variables.get("TENSOR_PARALLEL_SIZE", "1") != "1":

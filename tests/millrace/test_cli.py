@@ -41,7 +41,6 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
     [
         (["--model", "/nowhere"], "no model folder at /nowhere"),
         (["--model", "{tmp}"], "{tmp} is not a model folder: it has no config.json"),
-        (["--quantization", "int8"], "--quantization int8 does not exist yet; leave it out"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size above 1 does not exist yet"),
         (["--device", "cuda"], "device cuda does not exist yet; use --device cpu"),
         (

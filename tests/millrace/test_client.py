@@ -39,7 +39,7 @@ KV_BYTES = 4 * 2**20
 
 @asynccontextmanager
 async def in_process(folder: Path) -> AsyncIterator[EngineClient]:
-    client = await open_in_process(folder, "cpu", "auto", KV_BYTES, "block", None)
+    client = await open_in_process(folder, {"kv_cache_memory": KV_BYTES})
     try:
         yield client
     finally:

@@ -39,10 +39,9 @@ def backend(
     level: Level | None = None,
     weights: Format = Format.F32,
     num_threads: int = 2,
-    group: int = 128,
 ) -> CpuBackend:
     chosen = library().highest_level if level is None else level
-    return CpuBackend(library(), chosen, weights, num_threads, group)
+    return CpuBackend(library(), chosen, weights, num_threads)
 
 
 def given(array: Floats, rows: Rows = Rows.TOKENS) -> Buffer:

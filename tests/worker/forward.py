@@ -20,9 +20,9 @@ class Feeder:
         self, loaded: LoadedModel, tables: Sequence[Sequence[int]], num_blocks: int
     ) -> None:
         self._loaded = loaded
-        pieces = kv_pieces(loaded.config, num_blocks, loaded.block_size)
+        pieces = kv_pieces(loaded.config, num_blocks, loaded.block_size, loaded.kv_dtype)
         arena = Arena(num_bytes(pieces))
-        self._cache = KvCache(loaded.config, num_blocks, loaded.block_size, arena)
+        self._cache = KvCache(loaded.config, num_blocks, loaded.block_size, arena, loaded.kv_dtype)
         self._forward = loaded.backend.bind(loaded.model, self._cache.layers)
         self._tables = tables
         self._done = [0] * len(tables)

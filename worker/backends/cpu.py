@@ -75,18 +75,19 @@ class Model(Protocol[Out]):
 class CpuBackend:
     """Operators as in `backends/base.py`; `weights` is the format linears are packed in."""
 
+    takes_stored = True
+    """Weights come as they lie in the file."""
+
     def __init__(
         self,
         library: Library,
         level: Level,
         weights: Format,
         num_threads: int = 0,
-        group: int = 128,
     ) -> None:
         self.level = level
         self._library = library
         self._format = weights
-        self._group = group
         self.num_threads = num_threads or available_cores()
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
@@ -151,7 +152,7 @@ class CpuBackend:
         return vector
 
     def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
-        shape = shape_of(weights, self._format, self._group)
+        shape = shape_of(weights, self._format)
         packed = pack_weight(self._library, self.pool, weights, biases, shape)
         self.weight_bytes += packed.num_bytes
         return packed

@@ -76,6 +76,8 @@ class Model(Protocol[Out]):
 class ReferenceBackend:
     """Operators as in `backends/base.py`, in plain NumPy."""
 
+    takes_stored = False
+
     def __init__(self, num_threads: int = 1) -> None:
         self._blas = use_one_thread()
         self._crew = Crew(num_threads)

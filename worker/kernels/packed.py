@@ -127,8 +127,11 @@ def to_float32(array: Stored) -> Floats:
     return np.ascontiguousarray(array, np.float32)
 
 
-def shape_of(weights: Sequence[Stored], wanted: Format, group: int) -> Shape:
-    """Check weights [Ni, K] that are to be stacked; raise KernelError."""
+def shape_of(weights: Sequence[Stored], wanted: Format) -> Shape:
+    """Check weights [Ni, K] that are to be stacked; raise KernelError.
+
+    Groups have 128 inputs, or 64 where that leaves fewer inputs to fill up.
+    """
     num_inputs = weights[0].shape[1]
     for weight in weights:
         stored_format("linear", "weight", weight)
@@ -136,8 +139,7 @@ def shape_of(weights: Sequence[Stored], wanted: Format, group: int) -> Shape:
             raise KernelError(
                 f"linear: weight has shape {weight.shape}, expected (n, {num_inputs})"
             )
-    if group not in GROUPS:
-        raise KernelError(f"linear: group is {group}, allowed: {', '.join(map(str, GROUPS))}")
+    group = min(GROUPS, key=lambda size: -num_inputs % size)
     return Shape(num_inputs, sum(weight.shape[0] for weight in weights), wanted, group)
 
 

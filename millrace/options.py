@@ -1,0 +1,26 @@
+"""How a model is loaded into this process: the keywords of `LLM` and `AsyncLLM.open`."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class ModelOptions(TypedDict, total=False):
+    """As the worker's settings of the same names; what is left out is automatic."""
+
+    device: str
+    """cpu (default)."""
+    dtype: str
+    """auto (default: the folder's), float32, bfloat16, float16."""
+    quantization: str
+    """none (default), int8, int4."""
+    kernel_level: str
+    """auto (default), amx, avx512, avx2, portable, reference."""
+    kv_cache_dtype: str
+    """auto (default), bfloat16, float32."""
+    kv_cache_memory: str | int | None
+    """Bytes, or text such as 512MiB."""
+    kv_layout: str
+    """block (default), slot, static."""
+    max_model_len: int | None
+    """Longest sequence in tokens."""
