@@ -86,5 +86,8 @@ class PacedModel:
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
         return wire.ModelFacts(self._vocab_size, 1 << 15, "paced", "paced", 16, 1 << 16)
 
+    def prepare_grammar(self, sampling: bytes) -> str:
+        return ""
+
     def runner(self, num_blocks: int = 0) -> PacedRunner:
         return self._runner

@@ -21,6 +21,9 @@ from protos.worker import (
     Abort,
     Add,
     CloseSession,
+    DropKeys,
+    Errand,
+    ErrandDone,
     ExecutePlan,
     SchedulerState,
     Shutdown,
@@ -55,6 +58,18 @@ class WorkerLink(Protocol):
 
     def collect(self) -> StepResult:
         """Wait for the oldest plan launched; raise WorkerLost when that cannot be had."""
+        ...
+
+    def send(self, errand: Errand | DropKeys) -> None:
+        """Have `errand` run after the plans and errands before it; raise WorkerLost."""
+        ...
+
+    def answers(self) -> list[ErrandDone]:
+        """Return the answers to errands that came since the last call; never waits."""
+        ...
+
+    def wait(self) -> None:
+        """No plan is under way: wait a moment for an answer or a message of the front."""
         ...
 
 
@@ -115,18 +130,26 @@ class EngineLoop:
 
         Waits up to IDLE_WAIT_S for a message when nothing is under way.
         """
-        self._admit(0.0 if self._is_busy else IDLE_WAIT_S)
+        has_errands = self.scheduler.num_errands > 0
+        self._admit(0.0 if self._is_busy or has_errands else IDLE_WAIT_S)
+        if has_errands:
+            for answer in self._workers.answers():
+                self.scheduler.errand_done(answer, self._clock())
         self._launch()
         self._publish()
         self._is_busy = self._num_in_flight > 0
         if self._is_busy:
             self._collect()
+        elif self.scheduler.num_errands:
+            self._workers.wait()
 
     def _launch(self) -> None:
         """Plan and launch steps until the link takes no more or nothing is to be computed."""
         while self._num_in_flight < self._workers.depth:
             began = self._clock()
             plan = self.scheduler.schedule(began)
+            for errand in self.scheduler.take_errands():
+                self._workers.send(errand)
             if plan is None:
                 return
             launched = self._clock()

@@ -7,8 +7,8 @@ disconnects loses the whole replica. Strangers on the port are ignored.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection
 
 import msgspec
 import zmq
@@ -18,6 +18,9 @@ from common.channel import Gone, Router
 from engine_core.loop import WorkerLost
 from protos.worker import (
     Allocate,
+    DropKeys,
+    Errand,
+    ErrandDone,
     ExecutePlan,
     FromWorker,
     Heartbeat,
@@ -66,6 +69,7 @@ class ZmqWorkerLink:
         self._backlog: deque[tuple[int, FromWorker]] = deque()
         self._launched: deque[int] = deque()  # step ids
         self._answers: list[deque[StepResult]] = [deque() for _ in range(world_size)]  # by rank
+        self._errands: defaultdict[int, dict[int, ErrandDone]] = defaultdict(dict)  # by id and rank
         self._monitor = router.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         for socket in (router.socket, self._monitor):
@@ -139,6 +143,21 @@ class ZmqWorkerLink:
                 raise WorkerLost(f"rank {rank} answered step {result.step_id}, not {step_id}")
         return results[0]
 
+    def send(self, errand: Errand | DropKeys) -> None:
+        """Send `errand` to every rank, behind the plans that went before."""
+        self._send_all(errand)
+
+    def answers(self) -> list[ErrandDone]:
+        """Return one answer to each errand that all ranks have answered: the worst of them."""
+        while self._router.socket.poll(0):
+            self._receive()
+        found = [i for i, by_rank in self._errands.items() if len(by_rank) == self._world_size]
+        return [worst(self._errands.pop(errand_id).values()) for errand_id in found]
+
+    def wait(self) -> None:
+        """Wait for a sign of a worker or of whoever wakes us, POLL_S seconds at most."""
+        self._wait()
+
     def age(self) -> float:
         """Return seconds since the most silent rank spoke; raise WorkerLost when it is gone."""
         while self._router.socket.poll(0):
@@ -197,7 +216,9 @@ class ZmqWorkerLink:
         self._heard[rank] = self._clock()
         if isinstance(message, WorkerFault):
             raise WorkerLost(f"rank {rank} failed in step {message.step_id}: {message.message}")
-        if not isinstance(message, Heartbeat):
+        if isinstance(message, ErrandDone):
+            self._errands[message.errand_id][rank] = message
+        elif not isinstance(message, Heartbeat):
             self._backlog.append((rank, message))
 
     def _notice_disconnects(self) -> None:
@@ -213,3 +234,9 @@ class ZmqWorkerLink:
                 self._router.send(peer, message)
         except Gone as error:
             raise WorkerLost(f"worker {error} is not connected") from error
+
+
+def worst(answers: Collection[ErrandDone]) -> ErrandDone:
+    """Return what holds for all ranks: any error, and the fewest good blocks."""
+    failed = [answer for answer in answers if answer.error]
+    return failed[0] if failed else min(answers, key=lambda answer: answer.num_blocks)

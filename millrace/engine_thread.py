@@ -24,6 +24,7 @@ from protos.common_pb2 import EngineState, Query
 from protos.engine_pb2 import GenerateRequest
 from tokenizer_service.pipeline import TextPipeline
 from worker.build import LoadedModel
+from worker.errands import Errands
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
 
@@ -35,6 +36,7 @@ MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WAITING = 1_000_000
 """In one process the caller bounds what it asks for."""
 JOIN_TIMEOUT_S = 60.0
+ERRAND_WAIT_S = 0.02
 
 
 class Bridge:
@@ -107,9 +109,12 @@ class InlineWorker:
 
     depth = 1
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, prepare: Callable[[bytes], str]) -> None:
         self._runner = runner
         self._plan = wire.ExecutePlan(0)
+        self._answers: queue.SimpleQueue[wire.ErrandDone] = queue.SimpleQueue()
+        self._has_answers = threading.Event()
+        self._errands = Errands(0, prepare, self._answer)
 
     def launch(self, plan: wire.ExecutePlan) -> None:
         self._plan = plan
@@ -121,6 +126,24 @@ class InlineWorker:
             return self._runner.execute(plan)
         except Exception as error:  # whatever it was, rows and cache are no longer trusted
             raise WorkerLost(f"step {plan.step_id} failed: {error!r}") from error
+
+    def send(self, errand: wire.Errand | wire.DropKeys) -> None:
+        self._errands.run(errand)
+
+    def answers(self) -> list[wire.ErrandDone]:
+        self._has_answers.clear()
+        return [self._answers.get_nowait() for _ in range(self._answers.qsize())]
+
+    def wait(self) -> None:
+        """Wait for an answer; what the front says is heard ERRAND_WAIT_S later at most."""
+        self._has_answers.wait(ERRAND_WAIT_S)
+
+    def close(self) -> None:
+        self._errands.close()
+
+    def _answer(self, done: wire.ErrandDone) -> None:
+        self._answers.put(done)
+        self._has_answers.set()
 
 
 class EngineThread:
@@ -169,10 +192,17 @@ class EngineThread:
         bridge = Bridge(asyncio.get_running_loop(), state, self._deliver, self._on_add)
         runner = self._loaded.runner(facts.max_blocks)
         warm_up(runner)
-        engine = EngineLoop(scheduler, InlineWorker(runner), bridge, time.monotonic)
-        self._bridge, self._ended = bridge, asyncio.Event()
+        worker = InlineWorker(runner, self._loaded.prepare_grammar)
+        engine = EngineLoop(scheduler, worker, bridge, time.monotonic)
+
+        def on_end() -> None:
+            worker.close()
+            ended.set()
+
+        ended = asyncio.Event()
+        self._bridge, self._ended = bridge, ended
         self._thread = threading.Thread(
-            target=self._run, args=(engine, bridge, self._ended.set), name="engine", daemon=True
+            target=self._run, args=(engine, bridge, on_end), name="engine", daemon=True
         )
         self._thread.start()
         self._pipeline.attach_engine(bridge)

@@ -81,6 +81,10 @@ class LoadedModel:
         """Show every intermediate whose name matches, of every runner, to `callback`."""
         return register_hook(self.model, pattern, callback)
 
+    def prepare_grammar(self, sampling: bytes) -> str:
+        """Compile the grammar of serialized SamplingParams; return what is wrong with it, or ""."""
+        return self.grammars.prepare(sampling)
+
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
         size = self.block_size

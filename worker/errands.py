@@ -1,43 +1,42 @@
-"""Errands: what the scheduler asks for beside the steps, done in a thread, in order.
+"""Errands: what a worker does beside the steps, each answered once.
 
-The answer is handed to `done` from that thread. A grammar takes up to a second to compile; no step
-waits for it.
+Compiling runs in a thread and ends whenever it ends. The steps do not wait for it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from protos import worker as wire
-from worker.grammar import Grammars
-
-log = logging.getLogger(__name__)
 
 
 class Errands:
-    """Of one life of a worker; `close` leaves what is not done undone."""
+    """Those of one life. `answer` is called from any thread."""
 
     def __init__(
-        self, grammars: Grammars, rank: int, done: Callable[[wire.ErrandDone], None]
+        self, rank: int, prepare: Callable[[bytes], str], answer: Callable[[wire.ErrandDone], None]
     ) -> None:
-        self._grammars = grammars
+        """`prepare` compiles what serialized SamplingParams ask for; it returns what is wrong."""
         self._rank = rank
-        self._done = done
-        self._executor = ThreadPoolExecutor(1, "errands")
+        self._prepare = prepare
+        self._answer = answer
+        self._threads = ThreadPoolExecutor(1, "errand")
 
-    def begin(self, errand: wire.CompileGrammar) -> None:
-        """Return at once; `done` gets exactly one answer, with an error that says what is wrong."""
-        self._executor.submit(self._compile, errand)
+    def run(self, errand: wire.Errand | wire.DropKeys) -> None:
+        """Do `errand`, or begin to."""
+        if isinstance(errand, wire.CompileGrammar):
+            errand_id = errand.errand_id
+            compiled = self._threads.submit(self._prepare, errand.sampling)
+            compiled.add_done_callback(lambda future: self._compiled(errand_id, future))
+
+    def _compiled(self, errand_id: int, future: Future[str]) -> None:
+        if future.cancelled():
+            return
+        failed = future.exception()
+        error = f"compiling failed: {failed!r}" if failed else future.result()
+        self._answer(wire.ErrandDone(self._rank, errand_id, error))
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _compile(self, errand: wire.CompileGrammar) -> None:
-        try:
-            error = self._grammars.prepare(errand.sampling)
-        except Exception as failure:
-            log.exception("errand failed", extra={"errand_id": errand.errand_id})
-            error = f"the grammar cannot be compiled: {failure!r}"
-        self._done(wire.ErrandDone(self._rank, errand.errand_id, error))
+        """Begin nothing more; what runs in a thread is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

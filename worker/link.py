@@ -39,7 +39,7 @@ class Lost(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a thread of this process has to say to the peer."""
+    """Something for the peer, from a thread that does not own the link."""
 
     link: Link
     message: wire.ErrandDone

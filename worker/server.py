@@ -21,7 +21,7 @@ import zmq
 from protos import worker as wire
 from worker.build import LoadedModel
 from worker.errands import Errands
-from worker.link import Answer, Event, Link, Lost
+from worker.link import Answer, Event, Link, Lost, Received
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.3
 """Between two lives: a front that has died takes a moment to come back."""
 
+ERRANDS = wire.CompileGrammar | wire.StoreBlocks | wire.LoadBlocks | wire.DropKeys
 M = TypeVar("M")
 
 
@@ -40,6 +41,12 @@ class LifeOver(Exception):
 
 class Stopped(Exception):
     """The process is to end."""
+
+
+def _checked(message: wire.ToWorker, kind: type[M]) -> M:
+    if not isinstance(message, kind):
+        raise LifeOver(f"{type(message).__name__} instead of {kind.__name__}")
+    return message
 
 
 class WorkerServer:
@@ -63,7 +70,6 @@ class WorkerServer:
         self._loaded: LoadedModel | None = None
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._links: list[Link] = []
-        self._errands: Errands | None = None
         self._startup_s: dict[str, float] = {}
         self._state = "starting"
 
@@ -97,10 +103,18 @@ class WorkerServer:
             lease = self._expect(wire.Lease)
             host = self._engine.rpartition(":")[0]
             scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank))
-            self._serve(scheduler, self._prepare(scheduler, lease.rank))
+            runner = self._prepare(scheduler, lease.rank)
+            assert self._loaded is not None
+            errands = Errands(
+                lease.rank,
+                self._loaded.prepare_grammar,
+                lambda done: self._inbox.put(Answer(scheduler, done)),
+            )
+            try:
+                self._serve(scheduler, runner, errands)
+            finally:
+                errands.close()
         finally:
-            if self._errands is not None:
-                self._errands.close()
             self._close_links()
 
     def _prepare(self, scheduler: Link, rank: int) -> ModelRunner:
@@ -114,9 +128,6 @@ class WorkerServer:
         num_blocks = self._expect(wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))
         self._timed("warm_up", lambda: warm_up(runner))
-        self._errands = Errands(
-            loaded.grammars, rank, lambda done: self._inbox.put(Answer(scheduler, done))
-        )
         gc.collect()
         gc.freeze()
         self._metrics.observe_startup(self._startup_s, runner.memory)
@@ -124,12 +135,19 @@ class WorkerServer:
         log.info("ready", extra={"startup_s": self._startup_s, "num_blocks": num_blocks})
         return runner
 
-    def _serve(self, scheduler: Link, runner: ModelRunner) -> None:
-        """Execute plans until this life ends. A gap in their count means that one was lost."""
+    def _serve(self, scheduler: Link, runner: ModelRunner, errands: Errands) -> None:
+        """Do what the scheduler says until this life ends.
+
+        A gap in the count of plans means that one was lost.
+        """
         self._state = ""
         previous: int | None = None
         while True:
-            plan = self._expect(wire.ExecutePlan)
+            message = self._next()
+            if isinstance(message, ERRANDS):
+                errands.run(message)
+                continue
+            plan = _checked(message, wire.ExecutePlan)
             if previous is not None and plan.step_id != previous + 1:
                 reason = f"step {plan.step_id} came after step {previous}"
                 scheduler.send(wire.WorkerFault(plan.step_id, reason))
@@ -160,6 +178,10 @@ class WorkerServer:
 
     def _expect(self, kind: type[M]) -> M:
         """Return the next message, which must be a `kind`; raise LifeOver or Stopped."""
+        return _checked(self._next(), kind)
+
+    def _next(self) -> wire.ToWorker:
+        """Return the next message; raise LifeOver or Stopped."""
         while True:
             event = self._inbox.get()
             if event is None:
@@ -168,14 +190,9 @@ class WorkerServer:
                 continue  # said by or about a connection of an earlier life
             if isinstance(event, Lost):
                 raise LifeOver(event.reason)
-            if isinstance(event, Answer):
-                event.link.send(event.message)
-            elif isinstance(event.message, wire.CompileGrammar) and self._errands is not None:
-                self._errands.begin(event.message)
-            elif isinstance(event.message, kind):
+            if isinstance(event, Received):
                 return event.message
-            else:
-                raise LifeOver(f"{type(event.message).__name__} instead of {kind.__name__}")
+            event.link.send(event.message)
 
     def _pause(self) -> None:
         """Wait a moment; what arrives meanwhile is of an earlier life."""

@@ -29,6 +29,7 @@ def discrepancies(
     sessions: Sessions,
     waiting: Iterable[Sequence],
     running: Iterable[Sequence],
+    held: Iterable[Sequence],
     returning: Returning,
 ) -> list[str]:
     """Return everything that is wrong, each with its culprit.
@@ -36,9 +37,12 @@ def discrepancies(
     `residents` have a table though they are no sequence any more.
     """
     leaving = [one for rows in returning.values() for one in rows]
+    held_rows = {row.seq_id: row for row in held}
     places = {
         Status.WAITING: {row.seq_id: row for row in waiting},
         Status.RUNNING: {row.seq_id: row for row in running},
+        Status.WAITING_FOR_GRAMMAR: held_rows,
+        Status.WAITING_FOR_REMOTE_KVS: held_rows,
         Status.PREEMPTED: {row.seq_id: row for row, _ in leaving},
     }
     live = {row.seq_id: row for rows in sessions.values() for row in rows.values()}
@@ -48,7 +52,7 @@ def discrepancies(
         found.append(f"sequences {sorted(strays)} have a table or should have one, not both")
     found += [why for row in live.values() for why in _misplaced(row, places)]
     found += [why for row in live.values() for why in _out_of_bounds(row)]
-    for status in (Status.WAITING, Status.RUNNING):
+    for status in (Status.WAITING, Status.RUNNING, Status.WAITING_FOR_GRAMMAR):
         found += [f"{row}: orphan" for seq_id, row in places[status].items() if seq_id not in live]
     return found
 

@@ -40,6 +40,8 @@ class Roster:
         """Live sequences by tenant."""
         self.seats: Counter[str] = Counter()
         """Running sequences by tenant."""
+        self.held: dict[int, Sequence] = {}
+        """Those that wait for an errand of the workers, by seq_id."""
         self._sessions: Sessions = {}
         self._returning: Returning = {}
         self._dropped: list[int] = []  # rows the workers are to forget with the next plan
@@ -49,7 +51,8 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         leaving = (row for rows in self._returning.values() for row, _ in rows)
-        return len(self.waiting) + sum(row.status is Status.PREEMPTED for row in leaving)
+        num_leaving = sum(row.status is Status.PREEMPTED for row in leaving)
+        return len(self.waiting) + len(self.held) + num_leaving
 
     @property
     def is_returning(self) -> bool:
@@ -91,6 +94,17 @@ class Roster:
             self.cache.evict(count)
         sequence.capacity += count * layout.block_size
         return layout.allocate(sequence.seq_id, sequence.capacity).block_ids
+
+    def hold(self, sequence: Sequence, status: Status) -> None:
+        """Let a waiting sequence wait for an errand, which `status` names."""
+        self.waiting.remove(sequence)
+        sequence.move(status)
+        self.held[sequence.seq_id] = sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """The errand is done: it waits for its turn again."""
+        del self.held[sequence.seq_id]
+        self._requeue(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence off the workers; it waits again when no plan names it."""
@@ -148,6 +162,8 @@ class Roster:
             self._leave(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+        else:
+            self.held.pop(sequence.seq_id, None)
         sequence.move(FINISHED[reason])
         _take_one(self.tenants, sequence.tenant)
         if sequence.family:
@@ -185,7 +201,7 @@ class Roster:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         found = discrepancies(
             self.layout, self.cache.holders(), self._sessions, self.waiting, self.running,
-            self._returning,
+            self.held.values(), self._returning,
         )  # fmt: skip
         if self.seats != (seats := Counter(row.tenant for row in self.running)):
             found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")

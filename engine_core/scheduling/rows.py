@@ -54,6 +54,7 @@ def finished_row(
         stop_token_id=sequence.tokens[-1] if by_token else None,
         error_kind=problem.kind if problem else "",
         error_message=problem.message if problem else "",
+        error_param=problem.param if problem else "",
         error_code=problem.code if problem else "",
     )
 

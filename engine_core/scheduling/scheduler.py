@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.draft import Flight
+from engine_core.scheduling.errands import Errands
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit
 from engine_core.scheduling.planning import Planner
@@ -29,7 +31,7 @@ from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
 from engine_core.scheduling.sequence import Sequence, Status, TokenEvent
 from engine_core.scheduling.speculation import Proposer, roll_back
-from protos.worker import Add, ExecutePlan, Finished, StepResult
+from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, Finished, StepResult
 
 
 class SlotInUse(Exception):
@@ -62,6 +64,8 @@ class Scheduler:
         self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size)
         self._bounds = bounds
         self._planner = Planner(self._roster, bounds, propose)
+        self._errands = Errands()
+        self._compiling = Compiling(self._roster, self._errands)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
         self._next_step_id = 1
@@ -88,6 +92,8 @@ class Scheduler:
         for sequence in family[:]:
             sequence.family = family
             self._enter(sequence, now)
+        if request.limits.has_grammar:
+            self._compiling.begin(family)
 
     def refuse(self, add: Add, problem: Problem) -> None:
         """End all slots of an `Add` that never entered."""
@@ -125,7 +131,8 @@ class Scheduler:
         return len(self._roster.running)
 
     def _check_queue(self, count: int) -> None:
-        waiting, most = len(self._roster.waiting), self._bounds.max_waiting
+        waiting = len(self._roster.waiting) + len(self._roster.held)
+        most = self._bounds.max_waiting
         if waiting + count > most:
             raise Refused(
                 Problem(
@@ -166,6 +173,21 @@ class Scheduler:
                 self._roster.end(row, FinishReason.DEADLINE, now)
         later = (row.request.deadline for row in self._roster.live())
         self._next_deadline = min((d for d in later if d is not None), default=float("inf"))
+
+    # ── what the workers do beside it ────────────────────────────────────────────────────────
+
+    @property
+    def num_errands(self) -> int:
+        """Errands that are not answered yet."""
+        return len(self._errands)
+
+    def take_errands(self) -> list[Errand | DropKeys]:
+        """Return what the workers are to do before the next plan."""
+        return self._errands.take()
+
+    def errand_done(self, answer: ErrandDone, now: float) -> None:
+        """Enter what came of an errand."""
+        self._errands.done(answer, now)
 
     # ── what came of it ──────────────────────────────────────────────────────────────────────
 

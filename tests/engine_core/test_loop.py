@@ -15,6 +15,9 @@ from protos.worker import (
     Abort,
     Add,
     CloseSession,
+    DropKeys,
+    Errand,
+    ErrandDone,
     ExecutePlan,
     Limits,
     SchedulerState,
@@ -71,6 +74,7 @@ class Workers:
         self.meanwhile = lambda: None
         self.plans: deque[ExecutePlan] = deque()
         self.log: list[str] = []
+        self.errands: list[Errand | DropKeys] = []
 
     def launch(self, plan: ExecutePlan) -> None:
         self.log.append(f"launch {plan.step_id}")
@@ -83,6 +87,17 @@ class Workers:
         result = self.model.execute(plan)
         self.model.applied(plan.step_id)
         return result
+
+    def send(self, errand: Errand | DropKeys) -> None:
+        self.log.append(f"send {type(errand).__name__}")
+        self.errands.append(errand)
+
+    def answers(self) -> list[ErrandDone]:
+        done, self.errands = [self.model.run(one) for one in self.errands[:1]], self.errands[1:]
+        return [answer for answer in done if answer is not None]
+
+    def wait(self) -> None:
+        self.log.append("wait")
 
 
 class Clock:
@@ -115,6 +130,18 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 def add(slot: int, max_tokens: int = 4, deadline_s: float | None = None) -> Add:
     limits = Limits(max_tokens, deadline_s=deadline_s)
     return Add(1, slot, "r", array("I", [1, 2, 3]).tobytes(), limits, b"")
+
+
+def test_a_grammar_is_compiled_before_the_request_runs(bench: Bench) -> None:
+    body, limits = array("I", [1, 2, 3]).tobytes(), Limits(2, has_grammar=True)
+    bench.ask(Add(1, 1, "r", body, limits, b"good"), Add(1, 2, "r", body, limits, b"bad"))
+    assert bench.workers.log == ["send CompileGrammar", "send CompileGrammar", "wait"]
+    assert bench.front.waits == [0.2], "nothing was under way"
+    for _ in range(4):
+        bench.loop.step()
+    assert bench.front.waits[1:4] == [0.0] * 3
+    assert bench.front.ends() == {1: FinishReason.LENGTH, 2: FinishReason.IGNORED}
+    assert bench.scheduler.num_errands == 0
 
 
 def test_a_request_runs_to_its_end(bench: Bench) -> None:

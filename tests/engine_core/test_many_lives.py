@@ -21,6 +21,9 @@ from protos.worker import (
     Abort,
     Add,
     CloseSession,
+    DropKeys,
+    Errand,
+    ErrandDone,
     ExecutePlan,
     Limits,
     StepOutput,
@@ -130,11 +133,25 @@ class Workers:
         self.most_in_flight = 0
         self.attend = lambda: None
         self._random = crowd.random
+        self._answers: list[ErrandDone] = []
 
     def launch(self, plan: ExecutePlan) -> None:
         self.results.append(self.model.execute(plan))
         self.most_in_flight = max(self.most_in_flight, len(self.results))
         assert len(self.results) <= self.depth
+
+    def send(self, errand: Errand | DropKeys) -> None:
+        if answer := self.model.run(errand):
+            self._answers.append(answer)
+
+    def answers(self) -> list[ErrandDone]:
+        """Give one of those that are there, now and then."""
+        if not self._answers or self._random.random() < 0.3:
+            return []
+        return [self._answers.pop(self._random.randrange(len(self._answers)))]
+
+    def wait(self) -> None:
+        self.attend()
 
     def collect(self) -> StepResult:
         if self._random.random() < 0.5:

@@ -10,9 +10,11 @@ import pytest
 import zmq
 
 from common.channel import Dealer, Router
-from engine_core.worker_link import WorkerLost, ZmqWorkerLink
+from engine_core.worker_link import WorkerLost, ZmqWorkerLink, worst
 from protos.worker import (
     Allocate,
+    CompileGrammar,
+    ErrandDone,
     ExecutePlan,
     FromWorker,
     Heartbeat,
@@ -97,6 +99,30 @@ def test_two_plans_under_way_are_answered_in_order(pair: Pair) -> None:
         pair.link.launch(ExecutePlan(step_id))
         pair.worker.send(StepResult(step_id, (1,), (1,), (step_id,)))
     assert [pair.link.collect().token_ids for _ in range(2)] == [(7,), (8,)]
+
+
+def test_errands_go_with_the_plans_and_answers_come_at_any_time(pair: Pair) -> None:
+    pair.join()
+    errand = CompileGrammar(3, b"s")
+    pair.link.launch(ExecutePlan(7))
+    pair.link.send(errand)
+    assert [pair.worker.receive(10) for _ in range(2)] == [ExecutePlan(7), errand]
+    assert pair.link.answers() == []
+    pair.worker.send(ErrandDone(0, 3))
+    pair.worker.send(StepResult(7))
+    assert pair.link.collect().step_id == 7
+    assert pair.link.answers() == [ErrandDone(0, 3)]
+    pair.worker.send(ErrandDone(0, 4))
+    while not (answers := pair.link.answers()):
+        pair.link.wait()
+    assert answers == [ErrandDone(0, 4)]
+
+
+def test_the_worst_answer_of_all_ranks_counts() -> None:
+    few, many = ErrandDone(1, 3, "", 2), ErrandDone(0, 3, "", 5)
+    assert worst([many, few]) == few
+    failed = ErrandDone(2, 3, "why")
+    assert worst([few, failed, many]) == failed
 
 
 def test_a_late_step_loses_the_replica(pair: Pair) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,33 @@ def test_errands_are_answered_beside_the_steps(engine: FakeEngine, running: Runn
     assert (done.rank, done.errand_id) == (0, 7)
     assert "tokenizer.json" in done.error, "this folder has none"
     scheduler.send(wire.CompileGrammar(8, b"\xff"))
-    assert "cannot be compiled" in scheduler.expect(wire.ErrandDone).error
+    assert "compiling failed" in scheduler.expect(wire.ErrandDone).error
     first_token(scheduler)
+
+
+def test_grammars_are_compiled_beside_the_steps(engine: FakeEngine, tiny: LoadedModel) -> None:
+    go_on = threading.Event()
+
+    class Slow:
+        def prepare(self, sampling: bytes) -> str:
+            assert go_on.wait(20)
+            if sampling == b"broken":
+                raise RuntimeError("compiler")
+            return "no rule" * (sampling == b"bad")
+
+    running = Running(engine, replace(tiny, grammars=Slow()))  # type: ignore[arg-type]
+    try:
+        _, scheduler = engine.ready()
+        for errand_id, sampling in enumerate((b"good", b"bad", b"broken")):
+            scheduler.send(wire.CompileGrammar(errand_id, sampling))
+        first_token(scheduler)
+        go_on.set()
+        answers = [scheduler.expect(wire.ErrandDone) for _ in range(3)]
+        assert answers[:2] == [wire.ErrandDone(0, 0), wire.ErrandDone(0, 1, "no rule")]
+        assert answers[2].errand_id == 2 and "compiler" in answers[2].error
+    finally:
+        go_on.set()
+        running.end()
 
 
 def test_heartbeats_go_out_while_a_step_runs(

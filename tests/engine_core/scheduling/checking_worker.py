@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 from protos.worker import (
     BlockCopy,
+    CompileGrammar,
+    DropKeys,
+    Errand,
+    ErrandDone,
     ExecutePlan,
     SequenceFault,
     SequenceStart,
@@ -89,6 +93,11 @@ class CheckingWorker:
             tuple(token for _, tokens in drawn for token in tokens),
             faults=tuple(SequenceFault(s, "told to fail") for s, _ in named if s in faulty),
         )
+
+    def run(self, errand: Errand | DropKeys) -> ErrandDone | None:
+        """Do an errand at once; a grammar called bad is none."""
+        assert isinstance(errand, CompileGrammar)
+        return ErrandDone(0, errand.errand_id, "bad grammar" * (errand.sampling == b"bad"))
 
     def applied(self, step_id: int) -> None:
         del self.in_flight[step_id]

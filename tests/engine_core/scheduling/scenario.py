@@ -10,7 +10,17 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import TokenEvent
-from protos.worker import Add, ExecutePlan, Limits, SequenceFault, StepResult
+from protos.worker import (
+    Add,
+    CompileGrammar,
+    DropKeys,
+    Errand,
+    ErrandDone,
+    ExecutePlan,
+    Limits,
+    SequenceFault,
+    StepResult,
+)
 
 Words = dict[str, str]
 
@@ -63,10 +73,11 @@ class Scenario:
             tenant=words.get("tenant", ""),
             cache_salt=words.get("salt", "").encode(),
             deadline_s=float(words["deadline"]) if "deadline" in words else None,
+            has_grammar="grammar" in words,
         )
         add = Add(
-            int(words.get("session", 1)), int(words["slot"]), "r", prompt.tobytes(), limits, b"",
-            resumed, int(words.get("attempt", 0)),
+            int(words.get("session", 1)), int(words["slot"]), "r", prompt.tobytes(), limits,
+            words.get("grammar", "").encode(), resumed, int(words.get("attempt", 0)),
         )  # fmt: skip
         self.scheduler.add(add, self.now)
         return self.events()
@@ -107,6 +118,17 @@ class Scenario:
         )  # fmt: skip
         return [told_event(event) for event in self.scheduler.apply(result, self.now)]
 
+    def errands(self, _: Words) -> list[str]:
+        """Show what the workers are to do before the next plan."""
+        return [told_errand(errand) for errand in self.scheduler.take_errands()]
+
+    def answer(self, words: Words) -> list[str]:
+        done = ErrandDone(
+            0, int(words["errand"]), words.get("error", ""), int(words.get("good", 0))
+        )
+        self.scheduler.errand_done(done, self.now)
+        return self.events()
+
     def step(self, words: Words) -> list[str]:
         lines = self.plan({})
         return lines + (self.apply(words) if self.in_flight else [])
@@ -142,6 +164,14 @@ def told(plan: ExecutePlan) -> list[str]:
         guesses = f", guesses {[*row.draft_token_ids]}" if row.draft_token_ids else ""
         lines.append(f"  seq {row.seq_id}: {row.num_tokens} tokens{new}{guesses}")
     return lines
+
+
+def told_errand(errand: Errand | DropKeys) -> str:
+    match errand:
+        case CompileGrammar():
+            return f"errand {errand.errand_id}: compile {errand.sampling.decode()}"
+        case _:
+            raise AssertionError(errand)
 
 
 def told_event(event: TokenEvent) -> str:

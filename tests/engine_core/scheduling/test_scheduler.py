@@ -16,7 +16,7 @@ from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
 from engine_core.scheduling.speculation import Proposer
-from protos.worker import Add, Finished, Limits, StepResult
+from protos.worker import Add, ErrandDone, Finished, Limits, StepResult
 from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
 from tests.engine_core.scheduling.proposers import some_right
 
@@ -59,6 +59,7 @@ class Lives(RuleBasedStateMachine):
         self.next_slot = 0
         self.now = 0.0
         self.is_idle = True
+        self.answers: list[ErrandDone] = []
 
     @rule(
         prompt=PROMPTS,
@@ -71,6 +72,7 @@ class Lives(RuleBasedStateMachine):
         ),
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
         slot_tenant=st.sampled_from([0, 0, 1, 2]),
+        grammar=st.sampled_from([b""] * 6 + [b"good", b"good", b"bad"]),
     )
     def add(
         self,
@@ -82,13 +84,14 @@ class Lives(RuleBasedStateMachine):
         extra: tuple[int, int, int],
         deadline_s: int | None,
         slot_tenant: int,
+        grammar: bytes,
     ) -> None:
         priority, session, attempt = extra
         min_tokens = min(priority, max_tokens)
         tenant = "abc"[slot_tenant]
         limits = Limits(
             max_tokens, min_tokens, tuple(stop_ids), n, None, priority, tenant,
-            deadline_s=deadline_s,
+            deadline_s=deadline_s, has_grammar=grammar != b"",
         )  # fmt: skip
         outputs = [
             undisturbed(
@@ -104,7 +107,7 @@ class Lives(RuleBasedStateMachine):
             )
         known = columns if resumed else ()
         body = array("I", prompt).tobytes()
-        self.scheduler.add(Add(session, slot, "r", body, limits, b"", known, attempt), self.now)
+        self.scheduler.add(Add(session, slot, "r", body, limits, grammar, known, attempt), self.now)
         self.take(self.scheduler.take_events())
 
     @rule(session=st.integers(0, 1), back=st.integers(0, 8))
@@ -146,12 +149,26 @@ class Lives(RuleBasedStateMachine):
     @rule(fault=st.integers(0, 40))
     def plan(self, fault: int) -> None:
         plan = self.scheduler.schedule(self.now)
+        self.run_errands()
         self.take(self.scheduler.take_events())
         self.is_idle = plan is None
         if plan is None:
             return
         faulty = frozenset(row.seq_id for row in plan.starts if row.seq_id % 41 == fault)
         self.results.append(self.worker.execute(plan, faulty))
+
+    def run_errands(self) -> None:
+        for errand in self.scheduler.take_errands():
+            if answer := self.worker.run(errand):
+                self.answers.append(answer)
+
+    @precondition(lambda self: self.answers)
+    @rule(place=st.integers(0, 9))
+    def answer(self, place: int) -> None:
+        """In any order: some errands run in threads."""
+        answer = self.answers.pop(place % len(self.answers))
+        self.scheduler.errand_done(answer, self.now)
+        self.take(self.scheduler.take_events())
 
     @precondition(lambda self: self.results)
     @rule()
@@ -180,11 +197,15 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for _ in range(2000):
+            while self.answers:
+                self.answer(0)
             if len(self.results) < 2:
                 self.plan(fault=-1)
-            if not self.results:
+            if self.results:
+                self.apply()
+            elif not self.answers:
                 break
-            self.apply()
+        assert self.scheduler.num_errands == 0
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.pool.num_available == NUM_BLOCKS
         assert self.scheduler.check() == ""
