@@ -18,6 +18,7 @@ NEUTRAL: Mapping[str, float] = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
+    "typical_p": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,

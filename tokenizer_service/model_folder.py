@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
