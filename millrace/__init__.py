@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millrace.async_llm import AsyncLLM
     from millrace.llm import LLM
-    from millrace.outputs import CompletionOutput, RequestOutput
+    from millrace.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
     from millrace.params import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "millrace.llm",
     "AsyncLLM": "millrace.async_llm",
     "CompletionOutput": "millrace.outputs",
+    "EmbeddingOutput": "millrace.outputs",
     "RequestOutput": "millrace.outputs",
     "SamplingParams": "millrace.params",
 }

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from common.errors import Internal, InvalidRequest, from_detail
-from millrace.client import EngineClient, Piece
+from api_gateway.bulks import Bulks
+from api_gateway.embedding_reply import shaped
+from common.errors import InvalidRequest, from_detail
+from millrace.client import EngineClient
+from millrace.deltas import Deltas, collect
 from millrace.in_process import open_in_process
 from millrace.options import ModelOptions
-from millrace.outputs import FINISH_REASONS, CompletionOutput, Logprob, RequestOutput
+from millrace.outputs import EmbeddingOutput, RequestOutput
 from millrace.params import SamplingParams
-from millrace.prompts import Messages, Prompt, given_ids, prompt_text, text_request
+from millrace.prompts import Messages, Prompt, asked, embed_request
 from millrace.remote import open_remote
 from protos import common_pb2
-from protos.tokenizer_pb2 import TextLogprobs
+from protos.tokenizer_pb2 import TextRequest
 from worker.hooks import Callback, Hook
 
 MAX_IN_FLIGHT = 256
@@ -64,13 +68,13 @@ class AsyncLLM:
 
         Raises the first ServiceError of any of them and ends the others.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        each = _params_for(listed, params)
+        several = listed(prompts)
+        each = _params_for(several, params)
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
-                for prompt, one in zip(listed, each, strict=True):
-                    tasks.append(group.create_task(self._collect(self.stream(prompt, one))))
+                for prompt, one in zip(several, each, strict=True):
+                    tasks.append(group.create_task(collect(self.stream(prompt, one))))
         except* Exception as group_error:
             raise _first(group_error) from None
         return [task.result() for task in tasks]
@@ -81,8 +85,45 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several; options such as `tools`, `chat_template_kwargs`."""
+        """Answer one conversation, or several; options are those of `prompts.CHAT_OPTIONS`."""
         return await self.generate(conversations(messages, options), params)
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Return a vector per prompt: of its last token or the mean of all, at length 1 or as it is.
+
+        `dimensions` keeps so many first numbers, for models that are trained for it.
+        """
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for prompt in listed(prompts):
+                    request = embed_request(prompt, self._client.info, self._next_id(), pooling)
+                    work = self._embed(request, dimensions, normalize)
+                    tasks.append(group.create_task(work))
+        except* Exception as group_error:
+            raise _first(group_error) from None
+        return [task.result() for task in tasks]
+
+    async def _embed(
+        self, request: TextRequest, dimensions: int | None, normalize: bool
+    ) -> EmbeddingOutput:
+        async with self._room, aclosing(self._client.submit(request)) as pieces:
+            bulks, num_prompt_tokens = Bulks(), 0
+            async for piece in pieces:
+                for bulk in piece.bulks:
+                    bulks.add(bulk)
+                if (finish := piece.finish) is not None:
+                    if finish.reason in (common_pb2.ERROR, common_pb2.IGNORED):
+                        raise from_detail(finish.error)
+                    num_prompt_tokens = finish.num_prompt_tokens
+        vector = shaped(bulks.embedding, dimensions, normalize)
+        return EmbeddingOutput(request.request_id, vector.tolist(), num_prompt_tokens)
 
     async def stream(
         self,
@@ -98,13 +139,12 @@ class AsyncLLM:
             request_id = request_id or self._next_id()
             seed = self._seeds.getrandbits(64)
             wanted = params or SamplingParams()
-            request = text_request(prompt, wanted, self.model, request_id, seed)
-            running = wanted.n
-            pieces = self._client.submit(request)
+            order = asked(prompt, wanted, self._client.info, request_id, seed)
+            deltas = Deltas(self._client, prompt, wanted, order)
+            pieces = self._client.submit(order.request)
             try:
                 async for piece in pieces:
-                    running -= piece.finish is not None
-                    yield self._delta(prompt, request_id, piece, wanted, running == 0)
+                    yield deltas.read(piece)
             finally:
                 await pieces.aclose()
 
@@ -139,45 +179,10 @@ class AsyncLLM:
         self._num_requests += 1
         return f"offline-{self._mark}-{self._num_requests}"
 
-    def _delta(
-        self, prompt: Prompt, request_id: str, piece: Piece, params: SamplingParams, last: bool
-    ) -> RequestOutput:
-        finish = piece.finish
-        if finish is not None and finish.reason in (common_pb2.ERROR, common_pb2.IGNORED):
-            raise from_detail(finish.error)
-        output = CompletionOutput(
-            index=piece.choice,
-            text=piece.text,
-            token_ids=list(piece.token_ids),
-            logprobs=_logprobs(piece.logprobs) if params.logprobs is not None else None,
-        )
-        whole = RequestOutput(
-            request_id=request_id,
-            prompt=prompt_text(prompt),
-            prompt_token_ids=given_ids(prompt) or self._client.prompt_token_ids(request_id),
-            outputs=[output],
-            finished=last,
-        )
-        if finish is not None:
-            output.finish_reason = FINISH_REASONS[finish.reason]
-            output.stop_reason = _stop_reason(finish)
-            whole.num_prompt_tokens = finish.num_prompt_tokens
-            whole.num_cached_tokens = finish.num_cached_tokens
-        return whole
 
-    @staticmethod
-    async def _collect(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-        """Join the deltas of one request."""
-        whole: RequestOutput | None = None
-        outputs: dict[int, CompletionOutput] = {}
-        async for delta in deltas:
-            whole = delta
-            for new in delta.outputs:
-                _join(outputs, new)
-        if whole is None:
-            raise Internal("a request ended without an end")
-        whole.outputs = [outputs[index] for index in sorted(outputs)]
-        return whole
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts as a list; one may stand alone."""
+    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
 
 
 def conversations(
@@ -206,29 +211,3 @@ def _first(group: BaseExceptionGroup[Exception]) -> Exception:
     """Return the first exception itself."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _join(outputs: dict[int, CompletionOutput], new: CompletionOutput) -> None:
-    held = outputs.setdefault(new.index, new)
-    if held is new:
-        return
-    held.text += new.text
-    held.token_ids += new.token_ids
-    if held.logprobs is not None and new.logprobs is not None:
-        held.logprobs += new.logprobs
-    held.finish_reason, held.stop_reason = new.finish_reason, new.stop_reason
-
-
-def _logprobs(rows: Sequence[TextLogprobs]) -> list[dict[int, Logprob]]:
-    """Return one dict per token; the chosen one stands first even if it is an alternative, too."""
-    return [
-        {e.token_id: Logprob(e.logprob, e.token, e.token_bytes) for e in row.entries}
-        for row in rows
-    ]
-
-
-def _stop_reason(finish: common_pb2.Finish) -> int | str | None:
-    kind = finish.WhichOneof("stop_reason")
-    if kind is None:
-        return None
-    return finish.stop_string if kind == "stop_string" else finish.stop_token_id

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.common_pb2 import Finish
+from protos.common_pb2 import Finish, ModelInfo
 from protos.tokenizer_pb2 import TextBulk, TextLogprobs, TextRequest
 from worker.hooks import Callback, Hook
 
@@ -36,6 +36,10 @@ class EngineClient(Protocol):
     @property
     def model(self) -> str:
         """The served name that requests must carry."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served, and how it writes tool calls and thoughts."""
 
     def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
         """Run one request (its slot is set here) until each of its choices has finished.

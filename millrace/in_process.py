@@ -18,7 +18,7 @@ from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
 from millrace.project import DEMO_MODEL, DEMO_NAME, check_model_folder
-from protos.common_pb2 import ABORTED, Finish
+from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
 from tokenizer_service.metrics import TokenizerMetrics
@@ -54,6 +54,11 @@ class InProcessClient:
         self._demux = Demux()
         self._session = pipeline.open_session(self._take, self._demux.deliver_bulk)
         self._is_closed = False
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served, and how it writes tool calls and thoughts."""
+        return self._pipeline.models()[0]
 
     async def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
         """Run one request until each of its choices has finished."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 
 from millrace.async_llm import AsyncLLM
 from millrace.options import ModelOptions
-from millrace.outputs import RequestOutput
+from millrace.outputs import EmbeddingOutput, RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import Messages, Prompt
 from worker.hooks import Callback, Hook
@@ -93,8 +93,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several; options such as `tools`, `chat_template_kwargs`."""
+        """Answer one conversation, or several; options are those of `prompts.CHAT_OPTIONS`."""
         return self._thread.run(self._llm.chat(messages, params, **options))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Return a vector per prompt, as `AsyncLLM.embed` says."""
+        return self._thread.run(self._llm.embed(prompts, pooling, normalize, dimensions))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

@@ -1,49 +1,92 @@
-"""What users may give as a prompt, and the TextRequest it becomes: the gateway's own message."""
+"""What users may give as a prompt, and the TextRequest it becomes: the gateway's own message.
+
+A chat is read by the gateway's own parser, so that its options mean what they mean over HTTP.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
+from api_gateway.parsing import parse
+from api_gateway.schema import ChatRequest
+from api_gateway.structure import grammar_of
+from api_gateway.tools import ToolPlan, plan_tools
+from api_gateway.translate import chat_input, effort_kwargs
+from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
+from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
+from protos.common_pb2 import SamplingParams as Sampling
 from protos.limits import MAX_U32
-from protos.tokenizer_pb2 import ChatInput, TextRequest
+from protos.tokenizer_pb2 import TextRequest
 
 Prompt: TypeAlias = str | Mapping[str, Any]
 """A text, {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...], chat options}."""
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 CHAT_OPTIONS = frozenset(
-    {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
-)
+    {
+        "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort",
+        "include_reasoning", "add_generation_prompt", "continue_final_message",
+    }
+)  # fmt: skip
+POOLINGS = {"last": LAST, "mean": MEAN}
 
 
-def text_request(
-    prompt: Prompt, params: SamplingParams, model: str, request_id: str, seed: int
-) -> TextRequest:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and how its answer is to be read."""
+
+    request: TextRequest
+    tools: ToolPlan | None = None
+    show_reasoning: bool = True
+
+
+def asked(
+    prompt: Prompt, params: SamplingParams, info: ModelInfo, request_id: str, seed: int
+) -> Asked:
     """Return the request; raise InvalidRequest when `prompt` is none of the known forms."""
     request = TextRequest(
         request_id=request_id,
-        model=model,
+        model=info.id,
         limits=params.limits(),
         sampling=params.sampling(seed),
         text=params.text_options(),
     )
+    if isinstance(prompt, Mapping) and "messages" in prompt:
+        return _asked_chat(request, prompt, params, info)
+    _fill(request, prompt)
+    return Asked(request)
+
+
+def embed_request(prompt: Prompt, info: ModelInfo, request_id: str, pooling: str) -> TextRequest:
+    """Return the request of a vector."""
+    if pooling not in POOLINGS:
+        raise InvalidRequest(f"pooling must be last or mean, got {pooling!r:.40}", param="pooling")
+    request = TextRequest(
+        request_id=request_id,
+        model=info.id,
+        limits=Limits(kind=EMBED, pooling=POOLINGS[pooling], n=1),
+        sampling=Sampling(seed=1),  # nothing is drawn
+    )
+    _fill(request, prompt)
+    return request
+
+
+def _fill(request: TextRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.prompt = prompt
     elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         request.prompt_token_ids = _column(_only(prompt, "prompt_token_ids"))
-    elif isinstance(prompt, Mapping) and "messages" in prompt:
-        request.chat.CopyFrom(_chat(prompt))
     elif isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
         request.prompt = _only(prompt, "prompt")
     else:
         forms = "a string, {'prompt': str}, {'prompt_token_ids': [int]} or {'messages': [...]}"
         raise InvalidRequest(f"a prompt must be {forms}, got {prompt!r:.80}", param="prompt")
-    return request
 
 
 def prompt_text(prompt: Prompt) -> str | None:
@@ -75,27 +118,22 @@ def _column(ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
-def _chat(prompt: Mapping[str, Any]) -> ChatInput:
+def _asked_chat(
+    request: TextRequest, prompt: Mapping[str, Any], params: SamplingParams, info: ModelInfo
+) -> Asked:
+    """Read a chat as the gateway reads its body."""
     if unknown := sorted(set(prompt) - CHAT_OPTIONS - {"messages"}):
         known = sorted(CHAT_OPTIONS)
         raise InvalidRequest(f"unknown chat options {unknown}; known: {known}", param=unknown[0])
-    tools, kwargs = prompt.get("tools"), prompt.get("chat_template_kwargs")
-    return ChatInput(
-        messages_json=msgspec.json.encode([_plain(message) for message in prompt["messages"]]),
-        tools_json=msgspec.json.encode(tools) if tools else b"",
-        template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
-        no_generation_prompt=not prompt.get("add_generation_prompt", True),
-        continue_final_message=bool(prompt.get("continue_final_message")),
-    )
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the parts of a content list to one text, as the gateway does."""
-    if not isinstance(message, Mapping) or "role" not in message:
-        raise InvalidRequest(f"a message must have a role, got {message!r:.80}", param="messages")
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    if any(not isinstance(p, Mapping) or p.get("type") != "text" for p in content):
-        raise InvalidRequest("message content may only have parts of type text", param="messages")
-    return {**message, "content": "\n".join(str(part["text"]) for part in content)}
+    form = {
+        "response_format": params.response_format,
+        "structured_outputs": params.structured_outputs,
+    }
+    body = parse(msgspec.json.encode({**prompt, **form, "model": info.id}), ChatRequest, False)
+    check_chat(body)
+    plan = plan_tools(body, info)
+    if (grammar := grammar_of(body, plan)) is not None:
+        request.text.grammar.CopyFrom(grammar)
+    request.text.split_reasoning = bool(info.reasoning_format)
+    request.chat.CopyFrom(chat_input(body, plan is not None, effort_kwargs(body, info)))
+    return Asked(request, plan, body.include_reasoning is not False)

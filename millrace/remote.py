@@ -10,7 +10,7 @@ from api_gateway.job import Job
 from common.errors import InvalidRequest, NotFound, Unavailable
 from millrace.client import Piece
 from millrace.pieces import Taker
-from protos.common_pb2 import ABORTED, Finish
+from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.tokenizer_pb2 import TextRequest
 from worker.hooks import Callback, Hook
 
@@ -21,8 +21,9 @@ POLL_S = 0.02
 class RemoteClient:
     """One model behind tokenizers. Implements EngineClient; make it with `open_remote`."""
 
-    def __init__(self, clients: TextClients, model: str) -> None:
-        self.model = model
+    def __init__(self, clients: TextClients, info: ModelInfo) -> None:
+        self.info = info
+        self.model = info.id
         self._clients = clients
         self._jobs: set[Job] = set()
 
@@ -78,22 +79,23 @@ async def open_remote(tokenizers: str, model: str | None) -> RemoteClient:
         raise InvalidRequest(message, param="url")
     clients = TextClients(tokenizers)
     await clients.start()
-    served = await _served(clients)
+    served = {info.id: info for info in await _served(clients)}
     if not served:
         await clients.close()
         raise Unavailable(f"no tokenizer answers at {tokenizers}")
     if model is None and len(served) == 1:
-        return RemoteClient(clients, served[0])
+        return RemoteClient(clients, *served.values())
     if model not in served:
         await clients.close()
-        raise NotFound(f"model {model!r} is not served there; served: {served}", param="model")
-    return RemoteClient(clients, model)
+        names = list(served)
+        raise NotFound(f"model {model!r} is not served there; served: {names}", param="model")
+    return RemoteClient(clients, served[model])
 
 
-async def _served(clients: TextClients) -> list[str]:
-    """Return the served names as soon as a tokenizer is there, none when nobody comes."""
+async def _served(clients: TextClients) -> list[ModelInfo]:
+    """Return the served models as soon as a tokenizer is there, none when nobody comes."""
     for _ in range(int(CONNECT_TIMEOUT_S / POLL_S)):
         if models := clients.models():
-            return [info.id for info in models]
+            return list(models)
         await asyncio.sleep(POLL_S)
     return []
