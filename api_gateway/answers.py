@@ -10,7 +10,7 @@ from typing import Any
 
 from api_gateway.parsers.calls import CallDelta
 from api_gateway.sessions import Choice
-from api_gateway.tools import call_id
+from api_gateway.tools import ToolPlan, call_id
 from api_gateway.translate import Order
 from protos.common_pb2 import LENGTH
 
@@ -35,28 +35,24 @@ class Said:
         return shown
 
 
-class Answer:
-    """One choice of a chat reply."""
+class CallReader:
+    """Reads the tool calls out of one choice's content, in OpenAI's chunks."""
 
-    def __init__(self, order: Order, request_id: str, choice: Choice) -> None:
+    def __init__(self, plan: ToolPlan | None, request_id: str, choice: int) -> None:
+        self._parser = plan.parser() if plan is not None else None
         self._request_id = request_id
         self._choice = choice
-        self._show_reasoning = order.show_reasoning
-        self._parser = order.tools.parser() if order.tools is not None else None
         self.num_calls = 0
 
-    def take(self) -> Said:
-        """Return what can be shown now; with the end of the choice, all that was withheld."""
-        said = Said(thoughts=self._choice.take_reasoning(), content=self._choice.take_text())
-        if not self._show_reasoning:
-            said.thoughts = ""
-        if self._parser is not None:
-            deltas = self._parser.feed(said.content) if said.content else []
-            if self._choice.finish is not None:
-                deltas += self._parser.end()
-            said.content = "".join(delta for delta in deltas if isinstance(delta, str))
-            said.calls = [self._chunk(delta) for delta in deltas if isinstance(delta, CallDelta)]
-        return said
+    def read(self, text: str, is_end: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return the content and the calls that are certain now; at the end, all of them."""
+        if self._parser is None:
+            return text, []
+        deltas = self._parser.feed(text) if text else []
+        if is_end:
+            deltas += self._parser.end()
+        content = "".join(delta for delta in deltas if isinstance(delta, str))
+        return content, [self._chunk(delta) for delta in deltas if isinstance(delta, CallDelta)]
 
     def _chunk(self, delta: CallDelta) -> dict[str, Any]:
         if delta.name is None:
@@ -64,10 +60,29 @@ class Answer:
         self.num_calls += 1
         return {
             "index": delta.index,
-            "id": call_id(self._request_id, self._choice.index, delta.index),
+            "id": call_id(self._request_id, self._choice, delta.index),
             "type": "function",
             "function": {"name": delta.name, "arguments": ""},
         }
+
+
+class Answer:
+    """One choice of a chat reply."""
+
+    def __init__(self, order: Order, request_id: str, choice: Choice) -> None:
+        self._choice = choice
+        self._show_reasoning = order.show_reasoning
+        self._calls = CallReader(order.tools, request_id, choice.index)
+
+    @property
+    def num_calls(self) -> int:
+        return self._calls.num_calls
+
+    def take(self) -> Said:
+        """Return what can be shown now; with the end of the choice, all that was withheld."""
+        thoughts, is_end = self._choice.take_reasoning(), self._choice.finish is not None
+        content, calls = self._calls.read(self._choice.take_text(), is_end)
+        return Said(thoughts if self._show_reasoning else "", content, calls)
 
     def message(self) -> dict[str, Any]:
         """Return the message of a whole reply."""

@@ -22,10 +22,11 @@ class Bulks:
     def note(self, choice: Choice) -> Bulks:
         """Take what is new; return self."""
         for bulk in choice.take_bulks():
-            self._add(bulk)
+            self.add(bulk)
         return self
 
-    def _add(self, bulk: TextBulk) -> None:
+    def add(self, bulk: TextBulk) -> None:
+        """Take one bulk."""
         kind = bulk.WhichOneof("body")
         if kind == "prompt_tokens":
             held = self.prompt_rows[-1].index if self.prompt_rows else -1

@@ -59,19 +59,22 @@ class EmbeddingReply:
 
     def _vector(self, choice: Choice) -> list[float] | str:
         embedding = Bulks().note(choice).embedding
-        if not embedding:
-            raise Internal("the engine sent no embedding")
-        vector = floats(embedding)
-        wanted = self._order.dimensions
-        if wanted is not None:
-            if wanted > len(vector):
-                raise refuse(
-                    f"dimensions is {wanted}, the model's vectors have {len(vector)}", "dimensions"
-                )
-            vector = vector[:wanted]
-        if self._order.normalize:
-            vector = unit(vector)
+        vector = shaped(embedding, self._order.dimensions, self._order.normalize)
         return base64_of(vector) if self._order.is_base64 else vector.tolist()
+
+
+def shaped(embedding: bytes, dimensions: int | None, normalize: bool) -> array[float]:
+    """Return the engine's vector as it was asked for; raise InvalidRequest for what it lacks."""
+    if not embedding:
+        raise Internal("the engine sent no embedding")
+    vector = floats(embedding)
+    if dimensions is not None:
+        if not 1 <= dimensions <= len(vector):
+            raise refuse(
+                f"dimensions is {dimensions}, the model's vectors have {len(vector)}", "dimensions"
+            )
+        vector = vector[:dimensions]
+    return unit(vector) if normalize else vector
 
 
 def floats(column: bytes) -> array[float]:

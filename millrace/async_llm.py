@@ -95,7 +95,7 @@ class AsyncLLM:
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> list[EmbeddingOutput]:
-        """Return a vector per prompt: of its last token or the mean of all, at length 1 or as it is.
+        """Return a vector per prompt: of its last token or the mean of all, brought to length 1.
 
         `dimensions` keeps so many first numbers, for models that are trained for it.
         """

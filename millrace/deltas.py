@@ -1,4 +1,4 @@
-"""From the pieces of one request to RequestOutputs: what is new at each step, and all of it joined."""
+"""From the pieces of one request to RequestOutputs: what is new at each step, and the whole."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_logprobs(llm: LLM) -> None:
         ({"prompt_token_ids": []}, {}, "the prompt is empty"),
         ({"prompt_token_ids": [-1]}, {}, "has -1, no id"),
         ({"prompt_token_ids": [10**9]}, {}, "but the vocabulary has"),
-        ({"messages": [{"content": "x"}]}, {}, "a message must have a role"),
+        ({"messages": [{"content": "x"}]}, {}, "role is required"),
         ({"messages": [{"role": "user"}], "tool": 1}, {}, "unknown chat options \\['tool'\\]"),
         ("x", {"max_tokens": 10**6}, "max_tokens is 1000000"),
         ("x", {"stop_token_ids": [10**6]}, "stop_token_ids has token id 1000000"),

@@ -19,7 +19,7 @@ from millrace.engine_thread import EngineThread
 from millrace.in_process import open_in_process
 from millrace.params import SamplingParams
 from millrace.processes import free_port
-from millrace.prompts import text_request
+from millrace.prompts import asked
 from millrace.remote import open_remote
 from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish
 from protos.tokenizer_pb2 import TextRequest
@@ -85,7 +85,7 @@ def make(client: EngineClient, prompt: str = "Hello", request_id: str = "r", **p
     TextRequest
 ):  # fmt: skip
     wanted = SamplingParams(**{"max_tokens": 12, "seed": 1, "ignore_eos": True, **params})
-    return text_request(prompt, wanted, client.model, request_id, 0)
+    return asked(prompt, wanted, client.info, request_id, 0).request
 
 
 async def collect(client: EngineClient, request: TextRequest) -> dict[int, list[Piece]]:
