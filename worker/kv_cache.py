@@ -5,7 +5,7 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,9 +59,28 @@ class KvCache:
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""
-        for copy in copies:
-            if not (0 <= copy.source < self.num_blocks and 0 <= copy.target < self.num_blocks):
-                raise IndexError(f"copy {copy} outside 0..{self.num_blocks - 1}")
+        for run in _runs(copies):
+            sources, targets = np.array(run).T
+            if (
+                min(sources.min(), targets.min()) < 0
+                or max(sources.max(), targets.max()) >= self.num_blocks
+            ):
+                raise IndexError(f"copies {run} outside 0..{self.num_blocks - 1}")
             for layer in self.layers:
                 for pages in layer:
-                    pages[copy.target] = pages[copy.source]
+                    pages[targets] = pages[sources]
+
+
+def _runs(copies: Sequence[wire.BlockCopy]) -> Iterator[list[tuple[int, int]]]:
+    """Cut `copies` into runs that may each be done at once: none reads or writes what one before
+    it has written."""
+    run: list[tuple[int, int]] = []
+    written: set[int] = set()
+    for copy in copies:
+        if copy.source in written or copy.target in written:
+            yield run
+            run, written = [], set()
+        run.append((copy.source, copy.target))
+        written.add(copy.target)
+    if run:
+        yield run

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 from msgspec.structs import replace
 
 from protos import worker as wire
@@ -32,6 +33,7 @@ class Model(Protocol):
     """A family of `worker/models`."""
 
     def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs: ...
+    def shift(self, caches: Sequence[LayerCache], cells: Any, delta: int) -> None: ...
 
 
 class Device(Protocol):
@@ -67,6 +69,7 @@ class ModelRunner:
         self.memory = memory
         self._inputs = inputs
         self._room = Room(cache.num_blocks, cache.block_size, inputs.num_positions)
+        self._model = model
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
@@ -86,9 +89,12 @@ class ModelRunner:
         return len(self._rows)
 
     def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
-        """Drop, copy, compute, draw. A row that fails is a fault; anything else raises."""
+        """Drop, copy, shift, compute, draw. A row that fails is a fault; anything else raises."""
         self._rows.drop(plan.finished)
         self._cache.copy(plan.copies)
+        for shift in plan.shifts:
+            cells = np.frombuffer(shift.cells, "<u4").astype(np.int32)
+            self._model.shift(self._cache.layers, cells, shift.delta)
         admitted = self._admit(plan)
         drawing, clock = Drawing(self._sampler), time.perf_counter
         forward_s = sample_s = 0.0

@@ -11,7 +11,10 @@ import pytest
 
 from protos import worker as wire
 from tests.worker.plans import generate, sampling, start
+from worker.arena import Arena, num_bytes
 from worker.build import LoadedModel, load_model
+from worker.errors import KernelError
+from worker.kv_cache import KvCache, kv_pieces
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
 
@@ -78,6 +81,48 @@ def test_blocks_are_copied_before_anything_is_computed(runner: ModelRunner) -> N
     copies = (wire.BlockCopy(0, 10), wire.BlockCopy(1, 11), wire.BlockCopy(11, 12))
     copied = start(2, PROMPT, (10, 12, 13), 3, num_computed=32)
     assert runner.execute(plan(1, copied, copies=copies)).token_ids == expected
+
+
+def test_copies_are_made_in_order_however_many(tiny: LoadedModel) -> None:
+    """In bulk, but as if one by one: chains and targets written twice included."""
+    rng = np.random.default_rng(5)
+    config = tiny.config
+    cache = KvCache(config, 12, 1, Arena(num_bytes(kv_pieces(config, 12, 1))))
+    for layer in cache.layers:
+        layer.keys[:], layer.values[:] = rng.random(layer.keys.shape), rng.random(layer.keys.shape)
+    expected = [[side.copy() for side in layer] for layer in cache.layers]
+    pairs = rng.integers(0, 12, (200, 2)).tolist()
+    cache.copy([wire.BlockCopy(source, target) for source, target in pairs])
+    for layer, sides in zip(cache.layers, expected, strict=True):
+        for side, wanted in zip(layer, sides, strict=True):
+            for source, target in pairs:
+                wanted[target] = wanted[source]
+            assert np.array_equal(side, wanted)
+
+
+@pytest.mark.parametrize("layout", ["block", "slot"])
+def test_shifted_keys_are_near_those_of_their_new_positions(tiny: LoadedModel, layout: str) -> None:
+    """In the first layer a key depends on its token and position alone."""
+    model = replace(tiny, layout=layout)
+    runner, other = model.runner(48), model.runner(48)
+    blocks = range(48 if layout == "slot" else 3)
+    runner.execute(plan(0, start(1, PROMPT, blocks)))
+    other.execute(plan(0, start(1, PROMPT[:10] + PROMPT[16:], blocks)))
+    cells = np.arange(16, len(PROMPT), dtype="<u4")
+    before = runner._cache.layers[0].values.copy()
+    runner.execute(wire.ExecutePlan(1, shifts=(wire.Shift(1, cells.tobytes(), -6),)))
+    keys, wanted = (
+        one._cache.layers[0].keys.reshape(-1, 16).astype(np.float32) for one in (runner, other)
+    )
+    assert np.allclose(keys[cells], wanted[cells - 6], atol=1e-5)
+    assert np.array_equal(keys[:10], wanted[:10])
+    assert not np.allclose(keys[cells], wanted[cells], atol=1e-2)
+    assert np.array_equal(runner._cache.layers[0].values, before)
+
+
+def test_a_shift_of_no_cell_fails_the_step(runner: ModelRunner) -> None:
+    with pytest.raises(KernelError, match="rope_shift: cells outside"):
+        runner.execute(plan(0, shifts=(wire.Shift(1, b"\xff\xff\0\0", 1),)))
 
 
 def test_an_empty_plan_is_a_step(runner: ModelRunner) -> None:

@@ -33,9 +33,9 @@ class Decoder:
         self.ops = ops
         self._embedding = ops.pack_vector(weights.read(EMBEDDING))
         rope = config.rope
-        rotary = ops.pack_rotary(rope.inverse_frequencies, rope.attention_factor)
+        self._rotary = ops.pack_rotary(rope.inverse_frequencies, rope.attention_factor)
         self._layers = [
-            DecoderLayer(ops, weights, config, wiring, layer, rotary)
+            DecoderLayer(ops, weights, config, wiring, layer, self._rotary)
             for layer in range(config.num_layers)
         ]
         self._norm = RmsNorm(ops, weights.read("model.norm.weight"), config.rms_norm_eps)
@@ -54,6 +54,11 @@ class Decoder:
         logits = ops.linear(self._final(ops, x, residual, step.logit_rows), self._head)
         ops.tap("logits", NO_LAYER, logits)
         return Outputs(logits, self._final(ops, x, residual, step.state_rows))
+
+    def shift(self, caches: Sequence[LayerCache], cells: Array, delta: int) -> None:
+        """Turn the stored keys of `cells`, int32 [n], by `delta` positions, in every layer."""
+        for cache in caches:
+            self.ops.rope_shift(cache, cells, delta, self._rotary)
 
     def _final(self, ops: Backend, x: Array, residual: Array, rows: Array) -> Array:
         normed, _ = self._norm.add(ops, ops.take_rows(x, rows), ops.take_rows(residual, rows))
