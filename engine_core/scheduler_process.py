@@ -117,6 +117,7 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
             max_tenant_blocks=config.max_tenant_blocks,
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
+        layout=facts.layout,
     )
 
 
