@@ -62,7 +62,7 @@ def outcome(logits: Floats, row: Row) -> dict[int, float]:
     sampler = Sampler(len(logits))
     if row.draw.is_greedy:
         return {sampler.sample(logits[None], [row])[0].token_id: 1.0}
-    left = sampler.survivors(logits, row.draw, row.history)
+    left = sampler.survivors(logits, row.draw, row.history, float(logits.max()))
     weights = np.exp(left.logits - left.logits.max())
     shares = (weights / weights.sum()).tolist()
     return {i: p for i, p in zip(left.ids.tolist(), shares, strict=True) if p > 0}
@@ -178,7 +178,7 @@ def test_llama_cpp_queue(reference_data: Path) -> None:
         fields = {name: case[name] for name in letters.values()}
         samplers = [letters[letter] for letter in case["samplers"]]
         row = reference_row(len(logits), samplers, [], [], **fields)
-        left = Sampler(len(logits)).survivors(logits, row.draw, row.history)
+        left = Sampler(len(logits)).survivors(logits, row.draw, row.history, float(logits.max()))
         first = case["expected_first_id"]
         assert left.ids.tolist() == list(range(first, case["n_vocab"])), case
         assert len(left.ids) == case["expected_size"]

@@ -6,6 +6,7 @@ import numpy as np
 
 from worker.kernels.checks import Floats
 from worker.noise import Doubles
+from worker.sampling.truncation import low_bound
 
 
 def log_softmax(logits: Floats) -> Doubles:
@@ -31,8 +32,7 @@ def with_alternatives(
 def _likeliest(logprobs: Doubles, count: int) -> list[int]:
     if count == 0:
         return []
-    lowest = np.partition(logprobs, len(logprobs) - count)[len(logprobs) - count]
-    places = np.flatnonzero(logprobs >= lowest)
+    places = np.flatnonzero(logprobs >= low_bound(logprobs, count))
     falling = np.argsort(-logprobs[places], kind="stable")
     ids: list[int] = places[falling[:count]].tolist()
     return ids

@@ -54,7 +54,7 @@ class Sampler:
             if row.draw.is_plain:
                 return Drawn(row, likeliest, _logprobs(logits, row, likeliest))
             trace = Trace() if row.draw.is_traced else None
-            token_id = self._draw(logits, row, trace)
+            token_id = self._draw(logits, row, float(logits[likeliest]), trace)
             told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
             return Drawn(row, token_id, _logprobs(logits, row, token_id), trace=told)
         except RowError as error:
@@ -62,9 +62,9 @@ class Sampler:
         except Exception as error:
             return Drawn(row, fault=f"sampling failed: {error!r}")
 
-    def _draw(self, logits: Floats, row: Row, trace: Trace | None) -> int:
+    def _draw(self, logits: Floats, row: Row, highest: float, trace: Trace | None) -> int:
         key = self.key(row)
-        left = self.survivors(logits, row.draw, row.history._replace(key=key), trace)
+        left = self.survivors(logits, row.draw, row.history._replace(key=key), highest, trace)
         keys = left.logits
         if not row.draw.is_greedy:
             keys = np.add(keys, gumbel(key, left.ids))
@@ -76,22 +76,32 @@ class Sampler:
         return stream(row.draw.seed, row.draw.choice, row.num_output_tokens)
 
     def survivors(
-        self, logits: Floats, draw: Draw, history: History, trace: Trace | None = None
+        self,
+        logits: Floats,
+        draw: Draw,
+        history: History,
+        highest: float,
+        trace: Trace | None = None,
     ) -> Candidates:
-        """Return what the chain leaves of float32 [V] logits; RowError when that is nothing."""
-        ids = self._ids
+        """Return what the chain leaves of float32 [V] logits; RowError when that is nothing.
+
+        `highest` is the highest of them.
+        """
+        ids, links = self._ids, draw.stages
         allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
         if allowed is not None:
             if len(allowed) == 0:
                 raise RowError("every token is forbidden by the grammar")
             ids, logits = allowed, logits[allowed]
+            highest = float(logits.max())
         if draw.shortlist is not None:
-            places = draw.shortlist.places(logits, float(logits.max()))
-            ids, logits = ids[places], logits[places]
+            places = draw.shortlist.places(logits, highest)
+            if places is not None:
+                ids, logits, links = ids[places], logits[places], draw.shortlist.links
         left = Candidates(ids, logits.astype(np.float64))
         if trace is not None:
             trace.note("logits", left)
-        for name, stage in draw.stages:
+        for name, stage in links:
             left = stage(left, history)
             if name in FORBIDDING and left.logits.max() == -np.inf:
                 raise RowError(f"every token is forbidden, the last ones by {name}")

@@ -13,7 +13,7 @@ from worker.errors import RowError
 from worker.grammar import Follower, Grammars
 from worker.sampling.candidates import Recipe, column
 from worker.sampling.chain import chain
-from worker.sampling.shortlist import Shortlist
+from worker.sampling.shortlist import shortlist
 
 
 class Draw:
@@ -40,7 +40,7 @@ class Draw:
             self.is_greedy and not (self.stages or self.is_traced) and self.grammar is None
         )
         """The likeliest token of the raw logits is drawn."""
-        self.shortlist = None if self.is_traced else Shortlist.create(self.stages)
+        self.shortlist = None if self.is_traced else shortlist(self.stages)
 
 
 def _decode(sampling: bytes) -> common_pb2.SamplingParams:

@@ -24,7 +24,9 @@ NO_HISTORY = History(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 def left(row: Row, seed: int = 0, vocab_size: int = 24) -> Candidates:
     logits = some_logits(1, vocab_size, seed)[0]
-    return Sampler(vocab_size).survivors(logits, row.draw, row.history).possible()
+    return (
+        Sampler(vocab_size).survivors(logits, row.draw, row.history, float(logits.max())).possible()
+    )
 
 
 def test_the_doors_and_the_worker_know_the_same_stages_in_the_same_order() -> None:
@@ -60,7 +62,7 @@ def test_stages_by_id_work_on_what_is_left(order: tuple[str, ...]) -> None:
     one = row(
         (1,), 6, temperature=1.0, top_k=2, repetition_penalty=2.0, logit_bias=bias, samplers=order
     )
-    got = Sampler(6).survivors(logits, one.draw, one.history)
+    got = Sampler(6).survivors(logits, one.draw, one.history, float(logits.max()))
     by_hand = dict(enumerate(logits.tolist()))
     for name in order:
         if name == "penalties":
@@ -174,7 +176,7 @@ def test_xtc_acts_as_often_as_asked_and_on_the_same_tokens_again() -> None:
     def counts(seed: int) -> int:
         one = row((1,), 4, temperature=1.0, xtc=xtc, seed=seed)
         history = one.history._replace(key=Sampler.key(one))
-        return len(Sampler(4).survivors(logits[0], one.draw, history).ids)
+        return len(Sampler(4).survivors(logits[0], one.draw, history, float(logits[0].max())).ids)
 
     seen = [counts(seed) for seed in range(2000)]
     assert set(seen) == {2, 4}
@@ -204,6 +206,11 @@ CHAINS: list[dict[str, Any]] = [
     {"temperature": 0.3, "min_p": 0.01, "top_p": 0.99},
     {"top_k": 1, "samplers": ["top_k"]},
     {"top_k": 50, "min_p": 0.3, "temperature": 2.0, "samplers": ["top_k", "min_p", "temperature"]},
+    {"temperature": 2.0, "min_p": 1e-9, "top_k": 5},
+    {"temperature": 0.6, "top_p": 0.9},
+    {"top_p": 0.3, "top_k": 4, "temperature": 0.9, "samplers": ["top_p", "top_k", "temperature"]},
+    {"temperature": 2.0, "top_p": 0.95},
+    {"top_p": 0.0},
 ]
 
 
@@ -215,7 +222,7 @@ def test_a_shortlist_changes_no_bit(fields: dict[str, Any]) -> None:
         logits[::3] = np.round(logits[::3], 1)  # many that are equal
         one = row(vocab_size=20_000, **{"temperature": 1.0} | fields)
         assert one.draw.shortlist is not None
-        quick = sampler.survivors(logits, one.draw, one.history)
+        quick = sampler.survivors(logits, one.draw, one.history, float(logits.max()))
         one.draw.shortlist = None
-        slow = sampler.survivors(logits, one.draw, one.history)
+        slow = sampler.survivors(logits, one.draw, one.history, float(logits.max()))
         assert np.array_equal(quick.ids, slow.ids) and np.array_equal(quick.logits, slow.logits)
