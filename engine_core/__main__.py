@@ -39,7 +39,9 @@ async def serve(settings: Settings) -> None:
     name = f"{socket.gethostname()}:{settings.port}"
     front = Front(name, fleet, settings.max_waiting, phases.observe)
     context = zmq.Context()
-    listener = Listener(front.replica_ready, front.replica_output, front.replica_lost)
+    listener = Listener(
+        front.replica_ready, front.replica_output, front.replica_lost, front.replica_answer
+    )
     address = f"tcp://{settings.host}:{settings.registry_port}"
     registry = Registry(context, address, scheduler_config(settings), fleet, listener)
     server = rpc.new_server()

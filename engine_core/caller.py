@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from engine_core.outbox import Outbox
 from engine_core.replica import Replica
-from protos.common_pb2 import EngineState, SessionOpened
+from protos.common_pb2 import EngineState, QueryAnswer, SessionOpened
 from protos.engine_pb2 import EngineReply
 from protos.worker import Finished, SessionOutput
 
@@ -23,6 +23,9 @@ class Caller:
         self.slots: dict[int, Replica | None] = {}
         """Live slots and where they run; None while no replica is ready."""
         self._outbox = Outbox()
+        self.paused = set[int]()
+        """Live slots that are held back."""
+        self._answers: list[QueryAnswer] = []
         self._state: EngineState | None = None
         self._wake = asyncio.Event()
 
@@ -43,6 +46,11 @@ class Caller:
         self._state = state
         self._wake.set()
 
+    def answer(self, answer: QueryAnswer) -> None:
+        """Queue the answer to a question about no slot."""
+        self._answers.append(answer)
+        self._wake.set()
+
     def place(self, slot: int, replica: Replica | None) -> None:
         """Note where a new or a held slot runs."""
         self.slots[slot] = replica
@@ -51,6 +59,7 @@ class Caller:
 
     def forget(self, slot: int) -> None:
         replica = self.slots.pop(slot, None)
+        self.paused.discard(slot)
         if replica is not None:
             replica.num_live -= 1
 
@@ -60,8 +69,11 @@ class Caller:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if batch := self._outbox.take():
-                await write(EngineReply(batch=batch))
+            for reply in self._outbox.take():
+                await write(reply)
+            answers, self._answers = self._answers, []
+            for answer in answers:
+                await write(EngineReply(answer=answer))
             if self._state is not None:
                 state, self._state = self._state, None
                 await write(EngineReply(state=state))

@@ -17,6 +17,7 @@ import grpc
 from common.channel import Gone
 from engine_core.caller import Caller
 from engine_core.held import HeldRequests
+from engine_core.inquiries import Inquiries
 from engine_core.replica import Fleet, Replica
 from engine_core.scheduling.request import FinishReason, Problem
 from engine_core.scheduling.rows import refused_row, slots_of
@@ -25,7 +26,18 @@ from protos.common_pb2 import EngineState
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest
 from protos.engine_pb2_grpc import EngineServicer
 from protos.limits import LIMITS
-from protos.worker import Abort, Add, CloseSession, Finished, StepOutput, StopAt, ToScheduler
+from protos.worker import (
+    Abort,
+    Add,
+    CloseSession,
+    Finished,
+    Pause,
+    QueryAnswer,
+    Resume,
+    StepOutput,
+    StopAt,
+    ToScheduler,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +60,7 @@ class Front(EngineServicer):
         self._fleet = fleet
         self._held = HeldRequests(max_waiting)
         self._observe = observe
+        self._inquiries = Inquiries()
         self._numbers = itertools.count(random.getrandbits(32) << 24)
         self._last_ready: bool | None = None
         self._is_draining = False
@@ -71,7 +84,7 @@ class Front(EngineServicer):
             self._close(caller)
 
     def receive(self, caller: Caller, message: EngineRequest) -> None:
-        """Take in what one message asks: adds, then aborts, then stops."""
+        """Take in what one message asks: adds, then aborts, then stops, then all else."""
         for request in message.adds:
             self._add(caller, request)
         for slot in message.aborts:
@@ -79,6 +92,12 @@ class Front(EngineServicer):
         for stop in message.stops:
             order = StopAt(caller.number, stop.slot, stop.num_output_tokens)
             self._pass_on(caller, order, FinishReason.STOPPED)
+        for slot in message.pauses:
+            self._hold_back(caller, slot, is_paused=True)
+        for slot in message.resumes:
+            self._hold_back(caller, slot, is_paused=False)
+        for query in message.queries:
+            self._inquiries.ask(caller, query, self._fleet.ready(), self._send)
 
     def _add(self, caller: Caller, request: GenerateRequest) -> None:
         """The exception boundary of one request."""
@@ -109,6 +128,16 @@ class Front(EngineServicer):
         if replica is not None:
             self._send(replica, add)
 
+    def _hold_back(self, caller: Caller, slot: int, *, is_paused: bool) -> None:
+        """Pause or resume a live slot; one that is held here is paused when it gets its replica."""
+        if slot not in caller.slots:
+            return
+        (caller.paused.add if is_paused else caller.paused.discard)(slot)
+        replica = caller.slots[slot]
+        if replica is not None:
+            order = Pause if is_paused else Resume
+            self._send(replica, order(caller.number, slot))
+
     def _send(self, replica: Replica, message: ToScheduler) -> None:
         try:
             replica.send(message)
@@ -129,6 +158,7 @@ class Front(EngineServicer):
     def _close(self, caller: Caller) -> None:
         del self.sessions[caller.number]
         self._held.drop_session(caller.number)
+        self._inquiries.drop_session(caller.number)
         for slot in list(caller.slots):
             caller.forget(slot)
         for replica in self._fleet.ready():
@@ -149,13 +179,21 @@ class Front(EngineServicer):
             if caller is not None:
                 caller.deliver(output.step_id, output.timestamp_ns, part)
 
+    def replica_answer(self, replica: Replica, answer: QueryAnswer) -> None:
+        """Hand on what a replica knows of a question."""
+        self._inquiries.answered(replica, answer)
+
     def replica_ready(self, replica: Replica) -> None:
         """Give a new replica what was held for want of one."""
         for add in self._held.release(self._fleet.clock()):
             caller = self.sessions[add.session]
-            for slot in slots_of(add):
+            slots = slots_of(add)
+            paused = caller.paused.intersection(slots)
+            for slot in slots:
                 caller.forget(slot)
             self._place(caller, add)
+            for slot in paused:
+                self._hold_back(caller, slot, is_paused=True)
         self.announce()
 
     def replica_lost(self, replica: Replica, reason: str) -> None:
@@ -164,6 +202,7 @@ class Front(EngineServicer):
             slots = [slot for slot, place in caller.slots.items() if place is replica]
             if slots:
                 self._end(caller, slots, lost(f"replica {replica.number} is lost: {reason}"))
+        self._inquiries.replica_lost(replica)
         self.announce()
 
     # ── health ───────────────────────────────────────────────────────────────────────────────

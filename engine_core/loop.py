@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from engine_core.answers import answer
 from engine_core.publish import step_output
 from engine_core.scheduling.request import Problem
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
@@ -25,6 +26,9 @@ from protos.worker import (
     Errand,
     ErrandDone,
     ExecutePlan,
+    Pause,
+    Query,
+    Resume,
     SchedulerState,
     Shutdown,
     StepResult,
@@ -194,6 +198,12 @@ class EngineLoop:
             case StopAt():
                 count = message.num_output_tokens
                 self.scheduler.stop_at(message.session, message.slot, count, now)
+            case Pause():
+                self.scheduler.pause(message.session, message.slot)
+            case Resume():
+                self.scheduler.resume(message.session, message.slot)
+            case Query():
+                self._front.send(answer(self.scheduler, message, now))
             case CloseSession():
                 self.scheduler.close_session(message.session, now)
             case Shutdown():
@@ -238,6 +248,7 @@ class EngineLoop:
             num_prefix_queries=tally.num_prefix_queries,
             num_prefix_hits=tally.num_prefix_hits,
             num_cached_blocks=scheduler.pool.num_idle,
+            num_paused=scheduler.num_paused,
         )
 
     def audit(self) -> None:

@@ -90,15 +90,17 @@ States = list[tuple[str, SchedulerState]]
 def gauges(states: States) -> Iterator[Metric]:
     running = _gauge("num_requests_running", "Sequences that run")
     waiting = _gauge("num_requests_waiting", "Sequences that wait")
+    paused = _gauge("num_requests_paused", "Sequences held back for slow readers")
     usage = _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 = all")
     step_age = _gauge("engine_step_age_seconds", "Age of the step in flight, 0 = none")
     for label, state in states:
         running.add_metric([label], state.num_running)
         waiting.add_metric([label], state.num_waiting)
+        paused.add_metric([label], state.num_paused)
         used = state.num_blocks - state.num_free_blocks
         usage.add_metric([label], used / state.num_blocks if state.num_blocks else 0.0)
         step_age.add_metric([label], state.step_age_s)
-    yield from (running, waiting, usage, step_age)
+    yield from (running, waiting, paused, usage, step_age)
 
 
 def counters(states: States) -> Iterator[Metric]:

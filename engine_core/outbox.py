@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 
 from engine_core.publish import Columns
-from engine_core.translate import to_batch
-from protos.engine_pb2 import TokenBatch
+from engine_core.translate import to_batch, to_bulk
+from protos.engine_pb2 import EngineReply
 from protos.worker import SessionOutput
 
 MAX_PENDING = 64
@@ -32,13 +32,15 @@ class Outbox:
         if len(self._pending) >= MAX_PENDING:
             self._pending = [merged(self._pending)]
 
-    def take(self) -> TokenBatch | None:
-        """Return all that is pending as one message, None when nothing is."""
+    def take(self) -> list[EngineReply]:
+        """Return all that is pending: bulks, each a message, then one batch for all the rest."""
         pending, self._pending = self._pending, []
         if not pending:
-            return None
+            return []
         output = pending[0] if len(pending) == 1 else merged(pending)
-        return to_batch(self._step_id, self._timestamp_ns, output)
+        replies = [EngineReply(bulk=to_bulk(row)) for row in output.bulks]
+        batch = to_batch(self._step_id, self._timestamp_ns, output)
+        return [*replies, EngineReply(batch=batch)]
 
 
 def merged(outputs: list[SessionOutput]) -> SessionOutput:
@@ -61,6 +63,8 @@ def merged(outputs: list[SessionOutput]) -> SessionOutput:
             start += count
         columns.finishes += output.finishes
         columns.logprobs += output.logprobs
+        columns.bulks += output.bulks
+        columns.progress += output.progress
     for slot in columns.slots:
         columns.counts.append(len(tokens[slot]))
         columns.tokens += tokens[slot]

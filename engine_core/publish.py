@@ -6,13 +6,15 @@ from array import array
 from collections.abc import Iterable
 
 from engine_core.scheduling.sequence import TokenEvent
-from protos.worker import Finished, Logprobs, SessionOutput, StepOutput
+from protos.worker import Bulk, Finished, Logprobs, Progress, SessionOutput, StepOutput
 
 
 class Columns:
     """What one session gets of one step; entry i is about `slots[i]`."""
 
-    __slots__ = ("counts", "finishes", "logprobs", "offsets", "slots", "tokens")
+    __slots__ = (
+        "bulks", "counts", "finishes", "logprobs", "offsets", "progress", "slots", "tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[int] = []
@@ -21,6 +23,8 @@ class Columns:
         self.tokens: list[int] = []
         self.finishes: list[Finished] = []
         self.logprobs: list[Logprobs] = []
+        self.bulks: list[Bulk] = []
+        self.progress: list[Progress] = []
 
     def output(self, session: int) -> SessionOutput:
         """Return the columns as bytes; `counts` stays empty when every entry has one token."""
@@ -33,6 +37,8 @@ class Columns:
             token_ids=column(self.tokens),
             finishes=tuple(self.finishes),
             logprobs=tuple(self.logprobs),
+            bulks=tuple(self.bulks),
+            progress=tuple(self.progress),
         )
 
 
@@ -58,5 +64,9 @@ def step_output(step_id: int, timestamp_ns: int, events: Iterable[TokenEvent]) -
             columns.finishes.append(event.finish)
         if event.logprobs:
             columns.logprobs += event.logprobs
+        if event.bulks:
+            columns.bulks += event.bulks
+        if event.progress is not None:
+            columns.progress.append(event.progress)
     outputs = tuple(columns.output(session) for session, columns in sessions.items())
     return StepOutput(step_id, timestamp_ns, outputs)

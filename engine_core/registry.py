@@ -24,6 +24,7 @@ from protos.worker import (
     FromWorker,
     Hello,
     Lease,
+    QueryAnswer,
     ReplicaLost,
     ReplicaReady,
     SchedulerListening,
@@ -44,6 +45,7 @@ class Listener(NamedTuple):
     ready: Callable[[Replica], None]
     output: Callable[[Replica, StepOutput], None]
     lost: Callable[[Replica, str], None]
+    answer: Callable[[Replica, QueryAnswer], None]
 
 
 class Registry:
@@ -165,6 +167,8 @@ class Registry:
             case StepOutput():
                 if replica.phase is Phase.READY:
                     self._listener.output(replica, message)
+            case QueryAnswer():
+                self._listener.answer(replica, message)
             case SchedulerState():
                 replica.state = message
             case ReplicaReady():

@@ -10,9 +10,19 @@ from array import array
 from protos import common_pb2 as common
 from protos import engine_pb2 as pb
 from protos.limits import LIMITS
-from protos.worker import Add, Finished, Limits, Logprobs, SessionOutput
+from protos.worker import (
+    Add,
+    Bulk,
+    Finished,
+    Limits,
+    Logprobs,
+    Progress,
+    QueryAnswer,
+    SessionOutput,
+)
 
 _KINDS = {common.GENERATE: "generate", common.EMBED: "embed", common.SCORE: "score"}
+_POOLINGS = {common.LAST: "last", common.MEAN: "mean"}
 
 
 def to_add(session: int, request: pb.GenerateRequest) -> Add:
@@ -44,6 +54,12 @@ def to_limits(limits: common.Limits) -> Limits:
         deadline_s=limits.deadline_ms / 1000 if limits.deadline_ms else None,
         kind=_KINDS.get(limits.kind, f"kind {limits.kind}"),
         first_choice=limits.first_choice,
+        prompt_logprobs=limits.prompt_logprobs if limits.HasField("prompt_logprobs") else None,
+        has_grammar=limits.has_grammar,
+        n_keep=limits.n_keep if limits.HasField("n_keep") else None,
+        rotate_kv=limits.rotate_kv,
+        pooling=_POOLINGS.get(limits.pooling, f"pooling {limits.pooling}"),
+        report_progress=limits.report_progress,
     )
 
 
@@ -58,6 +74,7 @@ def to_batch(step_id: int, timestamp_ns: int, output: SessionOutput) -> pb.Token
         token_ids=output.token_ids,
         finishes=[to_finish(row) for row in output.finishes],
         logprobs=[to_logprobs(row) for row in output.logprobs],
+        progress=[to_progress(row) for row in output.progress],
     )
 
 
@@ -84,6 +101,35 @@ def to_finish(row: Finished) -> common.Finish:
         finish.error.code = row.error_code
         finish.error.retry_after_ms = row.retry_after_ms
     return finish
+
+
+def to_bulk(row: Bulk) -> pb.Bulk:
+    """Return what is too large for columns; the row's key is a slot."""
+    if row.embedding:
+        return pb.Bulk(slot=row.key, embedding=row.embedding)
+    if row.trace:
+        return pb.Bulk(slot=row.key, trace_json=row.trace)
+    tokens = [to_logprobs(one) for one in row.prompt_logprobs]
+    return pb.Bulk(slot=row.key, prompt_logprobs=pb.PromptLogprobs(tokens=tokens))
+
+
+def to_progress(row: Progress) -> common.PromptProgress:
+    """Return how far the prompt of a slot has come."""
+    return common.PromptProgress(
+        slot=row.slot,
+        num_total=row.num_total,
+        num_cached=row.num_cached,
+        num_computed=row.num_computed,
+    )
+
+
+def to_answer(answer: QueryAnswer) -> common.QueryAnswer:
+    """Return a scheduler's answer; its session is the caller's business."""
+    told = common.QueryAnswer(query_id=answer.query_id, body_json=answer.body)
+    if answer.error_kind:
+        told.error.kind = answer.error_kind
+        told.error.message = answer.error_message
+    return told
 
 
 def to_logprobs(row: Logprobs) -> pb.TokenLogprobs:

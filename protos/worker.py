@@ -183,9 +183,14 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class QueryAnswer(Message, frozen=True):
+    """`body` is a JSON list: an object of each replica that has something to say."""
+
     session: int
     query_id: int
     body: bytes
+    error_kind: str = ""
+    """Name of the class in `common/errors.py`; empty = no error."""
+    error_message: str = ""
 
 
 class StepOutput(Message, frozen=True):
@@ -221,6 +226,7 @@ class SchedulerState(Message, frozen=True):
     """Of these, tokens that were found there."""
     num_cached_blocks: int = 0
     """Blocks among the free ones that the prefix cache still knows."""
+    num_paused: int = 0
 
 
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

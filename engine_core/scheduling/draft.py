@@ -15,16 +15,22 @@ class Flight(NamedTuple):
     rows: list[Sequence]
     chunks: list[tuple[Sequence, int]]
     """Rows that end before their last known token, with `num_computed` after the step."""
+    embeds: list[Sequence]
+    """Rows that reach the end of their prompt and draw nothing: an embedding comes of them."""
     guesses: dict[int, int]
     """How many guesses a row is to verify, by seq_id: so many tokens more it may bring."""
+
+    def all_rows(self) -> list[Sequence]:
+        """Return every row of the plan."""
+        return [*self.rows, *(row for row, _ in self.chunks), *self.embeds]
 
 
 class Draft:
     """The rows of step `step_id` so far and the tokens that may still be added."""
 
     __slots__ = (
-        "budget", "chunks", "copies", "due", "guesses", "has_preempted", "prefills", "start_rows",
-        "starts", "step_id", "step_rows", "steps",
+        "budget", "chunks", "copies", "due", "embeds", "guesses", "has_preempted", "prefills",
+        "start_rows", "starts", "step_id", "step_rows", "steps",
     )  # fmt: skip
 
     def __init__(self, step_id: int, budget: int) -> None:
@@ -36,6 +42,7 @@ class Draft:
         self.step_rows: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
         self.due: list[tuple[Sequence, tuple[int, ...]]] = []
+        self.embeds: list[Sequence] = []
         self.guesses: dict[int, int] = {}
         self.copies: list[BlockCopy] = []
         self.prefills: list[Sequence] = []
@@ -54,11 +61,13 @@ class Draft:
         self.budget -= count
         sequence.num_planned += count
         sequence.last_plan = self.step_id
-        if sequence.num_planned == sequence.num_expected:
+        if sequence.num_planned < sequence.num_expected:
+            self.chunks.append((sequence, sequence.num_planned))
+        elif sequence.is_embed:
+            self.embeds.append(sequence)
+        else:
             sequence.num_expected += 1
             rows.append(sequence)
-        else:
-            self.chunks.append((sequence, sequence.num_planned))
         return count
 
     def plan(self, finished: list[int]) -> ExecutePlan:
@@ -72,4 +81,5 @@ class Draft:
         )
 
     def flight(self) -> Flight:
-        return Flight(self.step_id, self.start_rows + self.step_rows, self.chunks, self.guesses)
+        rows = self.start_rows + self.step_rows
+        return Flight(self.step_id, rows, self.chunks, self.embeds, self.guesses)

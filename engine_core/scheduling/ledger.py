@@ -30,6 +30,7 @@ def discrepancies(
     waiting: Iterable[Sequence],
     running: Iterable[Sequence],
     held: Iterable[Sequence],
+    paused: Iterable[Sequence],
     returning: Returning,
 ) -> list[str]:
     """Return everything that is wrong, each with its culprit.
@@ -43,6 +44,7 @@ def discrepancies(
         Status.RUNNING: {row.seq_id: row for row in running},
         Status.WAITING_FOR_GRAMMAR: held_rows,
         Status.WAITING_FOR_REMOTE_KVS: held_rows,
+        Status.PAUSED: {row.seq_id: row for row in paused},
         Status.PREEMPTED: {row.seq_id: row for row, _ in leaving},
     }
     live = {row.seq_id: row for rows in sessions.values() for row in rows.values()}
@@ -52,7 +54,8 @@ def discrepancies(
         found.append(f"sequences {sorted(strays)} have a table or should have one, not both")
     found += [why for row in live.values() for why in _misplaced(row, places)]
     found += [why for row in live.values() for why in _out_of_bounds(row)]
-    for status in (Status.WAITING, Status.RUNNING, Status.WAITING_FOR_GRAMMAR):
+    waits = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PAUSED)
+    for status in (Status.RUNNING, *waits):
         found += [f"{row}: orphan" for seq_id, row in places[status].items() if seq_id not in live]
     return found
 

@@ -23,6 +23,11 @@ class Facts(NamedTuple):
     max_model_len: int
     kv_capacity_tokens: int
 
+    @property
+    def max_total(self) -> int:
+        """Tokens of one sequence at most, prompt and output."""
+        return min(self.max_model_len, self.kv_capacity_tokens)
+
 
 def admit(add: Add, facts: Facts, now: float) -> Request:
     """Return the request behind `add`; raise Refused when it may not enter."""
@@ -47,8 +52,7 @@ def _invalid(message: str, param: str, code: str = "") -> Problem:
 
 def _wrong_numbers(add: Add) -> Iterator[Problem]:
     limits = add.limits
-    if limits.kind != "generate":
-        yield _invalid(f"this engine generates text; it does not {limits.kind}", "kind")
+    yield from _wrong_kind(limits)
     for name, value in _bounded(limits):
         if why := violation(name, value):
             yield _invalid(why, name)
@@ -69,6 +73,15 @@ def _wrong_numbers(add: Add) -> Iterator[Problem]:
         yield _invalid("token ids must be columns of 32-bit values", "prompt_token_ids")
 
 
+def _wrong_kind(limits: Limits) -> Iterator[Problem]:
+    if limits.kind not in ("generate", "embed"):
+        yield _invalid(f"this engine generates and embeds; it does not {limits.kind}", "kind")
+    if limits.kind == "embed" and limits.n != 1:
+        yield _invalid(f"an embedding has one choice, n is {limits.n}", "n")
+    if limits.pooling not in ("last", "mean"):
+        yield _invalid(f"pooling must be last or mean, got {limits.pooling}", "pooling")
+
+
 def _bounded(limits: Limits) -> Iterator[tuple[str, float]]:
     yield "max_tokens", limits.max_tokens
     yield "min_tokens", limits.min_tokens
@@ -76,6 +89,10 @@ def _bounded(limits: Limits) -> Iterator[tuple[str, float]]:
     yield "priority", limits.priority
     if limits.logprobs is not None:
         yield "logprobs", limits.logprobs
+    if limits.prompt_logprobs is not None:
+        yield "prompt_logprobs", limits.prompt_logprobs
+    if limits.n_keep is not None:
+        yield "n_keep", limits.n_keep
 
 
 def _decode(add: Add, now: float) -> Request:
@@ -99,8 +116,8 @@ def _wrong_tokens(request: Request, facts: Facts) -> Iterator[Problem]:
     length = len(request.prompt)
     if length == 0:
         yield _invalid("the prompt has no tokens", "prompt")
-    if length >= min(facts.max_model_len, facts.kv_capacity_tokens):
-        yield _too_long(length, facts)
+    if length + _num_drawn(request) > facts.max_total:
+        yield _too_long(request, facts)
     for name, ids in _columns(request):
         if ids and max(ids) >= facts.vocab_size:
             yield _invalid(
@@ -115,9 +132,15 @@ def _columns(request: Request) -> Iterator[tuple[str, array[int] | frozenset[int
         yield "resumed_token_ids", ids
 
 
-def _too_long(length: int, facts: Facts) -> Problem:
+def _num_drawn(request: Request) -> int:
+    """Return how many tokens there must be room for behind the prompt."""
+    return 0 if request.limits.kind == "embed" else 1
+
+
+def _too_long(request: Request, facts: Facts) -> Problem:
     """A prompt needs room for one output token; say which bound is in the way and its knob."""
-    if length >= facts.max_model_len:
+    length = len(request.prompt)
+    if length + _num_drawn(request) > facts.max_model_len:
         return _invalid(
             f"the prompt has {length} tokens, the context is {facts.max_model_len} tokens with the "
             "output (max_model_len); shorten the prompt",

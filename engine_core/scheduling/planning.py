@@ -5,9 +5,11 @@ Moves sequences through the roster; knows no results, events or messages but the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
-from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn
+from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn, standing
 from engine_core.scheduling.policy import (
     choose_blocks,
     choose_seat,
@@ -25,6 +27,18 @@ from protos.worker import SequenceStep
 
 DEFICIT_STEPS = 8
 """A tenant is owed, or owes, the tokens of so many full steps at most."""
+
+
+class Outlook(NamedTuple):
+    """What lies before a sequence that waits, or might."""
+
+    num_cached: int
+    num_blocks: int
+    """To be free or evictable before it starts."""
+    place: int
+    """In the queue; 1 = next."""
+    may_start: bool
+    """The next step has room for it."""
 
 
 class Planner:
@@ -60,6 +74,24 @@ class Planner:
             self._speculation.plan(draft)
         self._deficits.share_out(tenants)
         return draft
+
+    def outlook(self, sequence: Sequence, now: float) -> Outlook:
+        """Return what would be found of `sequence`, what it needs, and whose turn comes before."""
+        known = self._known(sequence)
+        rows = [row for row in self._roster.waiting if row is not sequence]
+        best = min((row.order[0] for row in [*rows, sequence]), default=0)
+        mine = self._standing(sequence, best, now)
+        num_before = sum(self._standing(row, best, now) < mine for row in rows)
+        has_seat = len(self._roster.running) < self._bounds.max_num_seqs
+        return Outlook(
+            num_cached=known.num_tokens,
+            num_blocks=self._layout.blocks_for(self._most(sequence)) - len(known.block_ids),
+            place=num_before + 1,
+            may_start=not num_before and has_seat and self._fits(sequence, known),
+        )
+
+    def _standing(self, row: Sequence, best: int, now: float) -> tuple[int, float, int]:
+        return standing(row, best, self._deficits.of(row.tenant), now)
 
     # ── making way ───────────────────────────────────────────────────────────────────────────
 
@@ -106,8 +138,10 @@ class Planner:
         steps, rows, growth = draft.steps, draft.step_rows, self._growth()
         for sequence in self._roster.running:
             expected = sequence.num_expected
-            if expected >= sequence.max_total:
-                continue  # its last token is on the way
+            if expected >= sequence.max_total:  # its last token is on the way
+                if sequence.is_embed and sequence.num_planned < expected:
+                    draft.prefills.append(sequence)
+                continue
             planned = sequence.num_planned
             if expected - planned > 1:
                 draft.prefills.append(sequence)
@@ -196,6 +230,8 @@ class Planner:
 
     def _known(self, sequence: Sequence) -> Known:
         """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""
+        if not sequence.may_skip:
+            return Known()
         cached = self._cache.find(sequence)
         source = None if self._layout.is_static else may_share(sequence)
         if source is None:
@@ -211,14 +247,18 @@ class Planner:
 
         It waits for a step or two and shares it.
         """
-        if self._layout.is_static or not must_wait_for_prompt(sequence):
+        if self._layout.is_static or not sequence.may_skip:
+            return False
+        if not must_wait_for_prompt(sequence):
             return False
         known = self._known(sequence)
         return sequence.num_prompt - 1 - known.num_tokens >= self._layout.block_size
 
     def _most(self, sequence: Sequence) -> int:
         """Return for how many tokens there must be room before `sequence` may start."""
-        return sequence.max_total if self._layout.is_static else len(sequence.tokens) + 1
+        if self._layout.is_static:
+            return sequence.max_total
+        return min(len(sequence.tokens) + 1, sequence.max_total)
 
     def _fits(self, sequence: Sequence, known: Known) -> bool:
         return self._layout.fits(self._most(sequence), known.block_ids)

@@ -15,7 +15,7 @@ from protos.worker import Logprobs, StepResult
 def is_plain(flight: Flight, result: StepResult) -> bool:
     """Return whether every row brought its one token, in the order of the plan."""
     return (
-        not (result.faults or flight.guesses)
+        not (result.faults or flight.guesses or flight.embeds)
         and len(result.token_ids) == len(result.counts) == result.counts.count(1)
         and [row.seq_id for row in flight.rows] == list(result.seq_ids)
     )
@@ -32,7 +32,7 @@ def tokens_by_row(result: StepResult) -> dict[int, tuple[int, ...]]:
 
 
 def failures(flight: Flight, result: StepResult) -> dict[int, str]:
-    """Return why a row is not to be trusted, by seq_id: a fault, no token, or too many."""
+    """Return why a row is not to be trusted, by seq_id: a fault, or not what it was to bring."""
     wrong = {fault.seq_id: fault.message for fault in result.faults}
     tokens = tokens_by_row(result)
     for row in flight.rows:
@@ -40,6 +40,10 @@ def failures(flight: Flight, result: StepResult) -> dict[int, str]:
         most = 1 + flight.guesses.get(row.seq_id, 0)
         if not 1 <= got <= most:
             wrong.setdefault(row.seq_id, f"the worker returned {got} tokens, not 1 to {most}")
+    embedded = {bulk.key for bulk in result.bulks if bulk.embedding}
+    for row in flight.embeds:
+        if row.seq_id not in embedded:
+            wrong.setdefault(row.seq_id, "the worker returned no embedding")
     return wrong
 
 

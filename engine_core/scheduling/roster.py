@@ -35,6 +35,7 @@ class Roster:
         self.tally = Tally()
         self.waiting = Queues()
         self.running = Ordered()
+        self.paused: dict[int, Sequence] = {}
         self.applied = 0
         self.tenants: Counter[str] = Counter()
         """Live sequences by tenant."""
@@ -51,8 +52,8 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         leaving = (row for rows in self._returning.values() for row, _ in rows)
-        num_leaving = sum(row.status is Status.PREEMPTED for row in leaving)
-        return len(self.waiting) + len(self.held) + num_leaving
+        coming = (row for row in leaving if row.status is Status.PREEMPTED and not row.is_paused)
+        return len(self.waiting) + len(self.held) + sum(1 for _ in coming)
 
     @property
     def is_returning(self) -> bool:
@@ -115,6 +116,27 @@ class Roster:
         if sequence.last_plan <= self.applied:
             self._requeue(sequence)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Hold `sequence` back until `resume`; what it holds goes to others."""
+        sequence.is_paused = True
+        if sequence.status is Status.RUNNING:
+            self.preempt(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+            self._hold(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let `sequence` wait for its turn again."""
+        sequence.is_paused = False
+        if sequence.status is Status.PAUSED:
+            del self.paused[sequence.seq_id]
+            sequence.move(Status.WAITING)
+            self.waiting.add(sequence)
+
+    def _hold(self, sequence: Sequence) -> None:
+        sequence.move(Status.PAUSED)
+        self.paused[sequence.seq_id] = sequence
+
     def take_dropped(self) -> list[int]:
         """Return the rows that have left since the last call; the next plan names them."""
         dropped, self._dropped = self._dropped, []
@@ -143,6 +165,9 @@ class Roster:
     def _requeue(self, sequence: Sequence) -> None:
         """A preempted sequence waits again, to be computed anew with all it has put out."""
         sequence.num_expected = len(sequence.tokens)
+        if sequence.is_paused:
+            self._hold(sequence)
+            return
         sequence.move(Status.WAITING)
         self.waiting.add(sequence)
 
@@ -164,6 +189,7 @@ class Roster:
             self.waiting.remove(sequence)
         else:
             self.held.pop(sequence.seq_id, None)
+            self.paused.pop(sequence.seq_id, None)
         sequence.move(FINISHED[reason])
         _take_one(self.tenants, sequence.tenant)
         if sequence.family:
@@ -201,7 +227,7 @@ class Roster:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         found = discrepancies(
             self.layout, self.cache.holders(), self._sessions, self.waiting, self.running,
-            self.held.values(), self._returning,
+            self.held.values(), self.paused.values(), self._returning,
         )  # fmt: skip
         if self.seats != (seats := Counter(row.tenant for row in self.running)):
             found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")

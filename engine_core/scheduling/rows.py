@@ -28,6 +28,8 @@ def start_row(sequence: Sequence, num_known: int, num_tokens: int) -> SequenceSt
         logprobs=limits.logprobs,
         min_tokens=limits.min_tokens,
         stop_token_ids=limits.stop_token_ids,
+        prompt_logprobs=limits.prompt_logprobs if sequence.owes_prompt_logprobs else None,
+        pooling=limits.pooling if sequence.is_embed else "",
     )
 
 

@@ -10,28 +10,22 @@ Pure: no clock, no I/O; `now` is an argument.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.draft import Flight
 from engine_core.scheduling.errands import Errands
+from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit
+from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import FinishReason, Problem, Refused
-from engine_core.scheduling.results import (
-    failures,
-    is_plain,
-    joined,
-    tokens_by_row,
-    with_logprobs,
-)
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
-from engine_core.scheduling.sequence import Sequence, Status, TokenEvent
-from engine_core.scheduling.speculation import Proposer, roll_back
-from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, Finished, StepResult
+from engine_core.scheduling.sequence import Sequence, TokenEvent
+from engine_core.scheduling.speculation import Proposer
+from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, StepResult
 
 
 class SlotInUse(Exception):
@@ -60,12 +54,14 @@ class Scheduler:
         self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
-        self.max_model_len = min(max_model_len, num_blocks * block_size)
         self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size)
+        self.max_model_len = self._facts.max_total
         self._bounds = bounds
         self._planner = Planner(self._roster, bounds, propose)
         self._errands = Errands()
         self._compiling = Compiling(self._roster, self._errands)
+        self._outcome = Outcome(self._roster)
+        self.inspection = Inspection(self._roster, self._planner, self._facts, layout)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
         self._next_step_id = 1
@@ -113,10 +109,26 @@ class Scheduler:
             reason = FinishReason.STOPPED
             self._roster.end(sequence, reason, now, num_output_tokens=num_output_tokens)
 
+    def pause(self, session: int, slot: int) -> None:
+        """Hold a slot back whose reader is slow; it still ends as any other."""
+        if sequence := self._roster.find(session, slot):
+            self._roster.pause(sequence)
+
+    def resume(self, session: int, slot: int) -> None:
+        """Let a paused slot wait for its turn again."""
+        if sequence := self._roster.find(session, slot):
+            self._roster.resume(sequence)
+
     def close_session(self, session: int, now: float) -> None:
         """End all slots of a session: nobody reads them any more."""
         for sequence in self._roster.of_session(session):
             self._roster.end(sequence, FinishReason.ABORTED, now)
+
+    def reset_cache(self) -> int:
+        """Forget all that is cached and not in use; return how many blocks it had."""
+        num_idle = self.pool.num_idle
+        self._roster.cache.evict(self.pool.num_blocks)
+        return num_idle
 
     def take_events(self) -> list[TokenEvent]:
         """Return the events that no result has brought: refusals, aborts, deadlines."""
@@ -125,6 +137,10 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return self._roster.num_waiting
+
+    @property
+    def num_paused(self) -> int:
+        return len(self._roster.paused)
 
     @property
     def num_running(self) -> int:
@@ -195,75 +211,7 @@ class Scheduler:
         """Enter the result of the oldest plan in flight; return all events since the last call."""
         flight = self._in_flight.popleft()
         assert result.step_id == flight.step_id, f"{result.step_id} after {flight.step_id}"
-        self._roster.applied = flight.step_id
-        rows: Iterable[tuple[Sequence, int]] = zip(flight.rows, result.token_ids, strict=False)
-        if not is_plain(flight, result):
-            rows = self._sound_rows(flight, result, now)
-        for sequence, num_computed in flight.chunks:
-            if sequence.status is Status.RUNNING:
-                sequence.num_computed = num_computed
-                self._roster.cache.enter(sequence, num_computed)
-        self._append(rows, now)
-        events = self.take_events()
-        if flight.guesses:
-            self._roll_back(flight)
-            events = joined(events)
-        if result.logprobs:
-            events = with_logprobs(events, flight, result.logprobs)
-        self._roster.take_back(flight.step_id)
-        return events
-
-    def _append(self, rows: Iterable[tuple[Sequence, int]], now: float) -> None:
-        running, preempted = Status.RUNNING, Status.PREEMPTED
-        enter_prefix = self._roster.cache.enter
-        publish = self._roster.events.append
-        for sequence, token_id in rows:
-            status = sequence.status
-            tokens = sequence.tokens
-            length = len(tokens)
-            if status is running:
-                sequence.num_computed = length
-                if length >= sequence.enter_at:
-                    enter_prefix(sequence, length)
-            elif status is not preempted:
-                continue  # ended while the plan was under way: overshot, dropped
-            tokens.append(token_id)
-            sequence.last_token_at = now
-            if sequence.first_token_at is None:
-                sequence.first_token_at = now
-            finish = None
-            if token_id in sequence.stop_ids or length + 1 >= sequence.max_total:
-                finish = self._finish_if_ended(sequence, now)
-            offset = length - sequence.num_prompt
-            publish(TokenEvent(sequence.session, sequence.slot, offset, (token_id,), finish))
-
-    def _roll_back(self, flight: Flight) -> None:
-        for row in flight.rows:
-            if row.seq_id in flight.guesses and row.status is Status.RUNNING:
-                roll_back(row)
-
-    def _finish_if_ended(self, sequence: Sequence, now: float) -> Finished | None:
-        reason = sequence.ending()
-        if reason is FinishReason.UNFINISHED:
-            return None
-        return self._roster.finish(sequence, reason, now)
-
-    def _sound_rows(
-        self, flight: Flight, result: StepResult, now: float
-    ) -> list[tuple[Sequence, int]]:
-        """Return the tokens of sound rows, one by one; end the rows that failed or brought none."""
-        wrong = failures(flight, result)
-        tokens = tokens_by_row(result)
-        for sequence in [*flight.rows, *(row for row, _ in flight.chunks)]:
-            if sequence.seq_id not in wrong:
-                continue
-            self._roster.cache.distrust(sequence)
-            if sequence.status in (Status.RUNNING, Status.PREEMPTED):
-                reason = FinishReason.ERROR
-                problem = Problem("Internal", wrong[sequence.seq_id], code="sequence_fault")
-                self._roster.end(sequence, reason, now, problem=problem)
-        sound = [row for row in flight.rows if row.seq_id not in wrong]
-        return [(row, token_id) for row in sound for token_id in tokens[row.seq_id]]
+        return self._outcome.enter(flight, result, now)
 
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""

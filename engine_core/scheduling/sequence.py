@@ -12,7 +12,7 @@ from enum import Enum, auto
 import msgspec
 
 from engine_core.scheduling.request import FinishReason, Request
-from protos.worker import Finished, Logprobs, SequenceStep
+from protos.worker import Bulk, Finished, Logprobs, Progress, SequenceStep
 
 NEVER = 1 << 62
 """More tokens than any sequence has."""
@@ -26,7 +26,7 @@ class Status(Enum):
     PREEMPTED = auto()
     """Its blocks return when the last plan that names it is applied; then it waits again."""
     PAUSED = auto()
-    """Preempted and held back: its reader is slow."""
+    """Preempted, or not yet started, and held back: its reader is slow."""
     FINISHED_STOPPED = auto()
     FINISHED_LENGTH = auto()
     FINISHED_ABORTED = auto()
@@ -46,9 +46,14 @@ FINISHED = {
 _ENDS = frozenset(FINISHED.values())
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.WAITING: _ENDS
-    | {Status.WAITING_FOR_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS, Status.RUNNING},
-    Status.WAITING_FOR_GRAMMAR: _ENDS | {Status.WAITING},
-    Status.WAITING_FOR_REMOTE_KVS: _ENDS | {Status.WAITING},
+    | {
+        Status.WAITING_FOR_GRAMMAR,
+        Status.WAITING_FOR_REMOTE_KVS,
+        Status.RUNNING,
+        Status.PAUSED,
+    },
+    Status.WAITING_FOR_GRAMMAR: _ENDS | {Status.WAITING, Status.PAUSED},
+    Status.WAITING_FOR_REMOTE_KVS: _ENDS | {Status.WAITING, Status.PAUSED},
     Status.RUNNING: _ENDS | {Status.PREEMPTED},
     Status.PREEMPTED: _ENDS | {Status.WAITING, Status.PAUSED},
     Status.PAUSED: _ENDS | {Status.WAITING},
@@ -69,6 +74,8 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...]
     finish: Finished | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    bulks: tuple[Bulk, ...] = ()
+    progress: Progress | None = None
 
 
 class Sequence:
@@ -76,10 +83,11 @@ class Sequence:
 
     __slots__ = (
         "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
-        "first_token_at", "last_plan", "last_token_at", "max_total", "min_total", "num_cached",
+        "first_token_at", "is_embed", "is_paused", "last_plan", "last_token_at", "max_total",
+        "min_total", "num_cached",
         "num_computed", "num_entered", "num_expected", "num_guesses", "num_planned",
-        "num_preemptions", "num_prompt", "order", "request", "scheduled_at", "seq_id", "session",
-        "slot", "status", "stop_ids", "tenant", "tokens",
+        "num_preemptions", "num_prompt", "num_told", "order", "request", "scheduled_at", "seq_id",
+        "session", "slot", "status", "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
@@ -92,7 +100,9 @@ class Sequence:
         self.tokens = request.prompt + (request.resumed[index] if request.resumed else array("I"))
         self.num_prompt = len(request.prompt)
         self.min_total = self.num_prompt + request.limits.min_tokens
-        self.max_total = min(self.num_prompt + request.limits.max_tokens, max_total)
+        self.is_embed = request.limits.kind == "embed"  # nothing is drawn
+        most_new = 0 if self.is_embed else request.limits.max_tokens
+        self.max_total = min(self.num_prompt + most_new, max_total)
         self.stop_ids = request.stop_ids
         self.tenant = request.limits.tenant
         self.order = (request.limits.priority, seq_id)
@@ -105,6 +115,9 @@ class Sequence:
         self.block_keys: list[bytes] = []  # the prefix cache's, of the whole blocks hashed so far
         self.num_entered = 0  # blocks that came from the prefix cache or went in
         self.enter_at = NEVER  # computed tokens at which the next block may go in
+        self.is_paused = False  # asked to be held back
+        # the last position of the prompt whose logprobs are out: they come before any output
+        self.num_told = self.num_prompt if len(self.tokens) > self.num_prompt else 0
         self.num_cached = 0  # prompt tokens found when it first started
         self.family: list[Sequence] = []  # the live choices of one request, this one among them
         self.last_plan = 0
@@ -124,6 +137,21 @@ class Sequence:
         return self.status is Status.RUNNING and self.num_computed >= self.num_prompt
 
     @property
+    def owes_prompt_logprobs(self) -> bool:
+        """True while logprobs of its prompt are asked for and not all told: the first choice's."""
+        asked = self.request.limits.prompt_logprobs is not None and self.choice == 0
+        return asked and self.num_told < self.num_prompt - 1
+
+    @property
+    def may_skip(self) -> bool:
+        """False when every position must be computed, whatever is known already.
+
+        The mean of all hidden states, and the logits of the prompt, are in no cache.
+        """
+        is_mean = self.is_embed and self.request.limits.pooling != "last"
+        return not (is_mean or self.owes_prompt_logprobs)
+
+    @property
     def is_suspect(self) -> bool:
         """Two crashes happened while it ran: it must run alone."""
         return self.request.attempt >= 2
@@ -135,6 +163,8 @@ class Sequence:
 
     def ending(self) -> FinishReason:
         """Return why the tokens so far end the sequence, UNFINISHED when they do not."""
+        if self.is_embed:
+            return FinishReason.UNFINISHED
         length = len(self.tokens)
         if length > self.min_total and self.tokens[-1] in self.stop_ids:
             return FinishReason.STOPPED

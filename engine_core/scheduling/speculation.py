@@ -36,9 +36,10 @@ class Speculation:
         The rows that catch up come into `prefills`, as in a plan without guesses.
         """
         for sequence in self._roster.running:
-            if sequence.num_expected > len(sequence.tokens):
-                continue  # its last token is on the way
-            if sequence.num_expected - sequence.num_planned > 1:
+            left = sequence.num_expected - sequence.num_planned
+            if sequence.num_expected > len(sequence.tokens) or not left:
+                continue  # its last token is on the way, or its embedding
+            if left > 1 or sequence.is_embed:
                 draft.prefills.append(sequence)
             elif draft.budget:
                 if sequence.num_planned < sequence.capacity:

@@ -20,6 +20,8 @@ class Tally:
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
+        self.num_found = 0
+        self.num_not_found = 0
         self.iteration_tokens = [0] * (len(ITERATION_BUCKETS) + 1)
         self._last_end: float | None = None
         self._interval_s = 0.0
@@ -33,6 +35,10 @@ class Tally:
         """Count a sequence of `num_tokens` tokens that started with `num_found` of them cached."""
         self.num_prefix_queries += num_tokens
         self.num_prefix_hits += num_found
+        if num_found:
+            self.num_found += 1
+        else:
+            self.num_not_found += 1
 
     def finished(self, now: float) -> None:
         """Note an end; the mean time between two ends is the rate at which the queue drains."""
@@ -41,6 +47,10 @@ class Tally:
             weight = _SMOOTHING if self._interval_s else 1.0
             self._interval_s += weight * (interval_s - self._interval_s)
         self._last_end = now
+
+    def wait_s(self, place: int) -> float | None:
+        """Return in how many seconds so many have ended as they did lately; None = not known."""
+        return self._interval_s * place if self._last_end is not None else None
 
     def retry_after_s(self, num_waiting: int) -> float:
         """Return in how many seconds a queue of `num_waiting` has drained, 1 to 60."""

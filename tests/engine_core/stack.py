@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from array import array
@@ -19,8 +20,8 @@ from engine_core.front import Front
 from engine_core.registry import Listener, Registry
 from engine_core.replica import Fleet, Replica
 from engine_core.scheduler_process import SchedulerConfig
-from protos.common_pb2 import EngineState, Finish, Limits
-from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest, StopAt
+from protos.common_pb2 import EngineState, Finish, Limits, PromptProgress, Query, QueryAnswer
+from protos.engine_pb2 import Bulk, EngineReply, EngineRequest, GenerateRequest, StopAt
 from protos.engine_pb2_grpc import EngineStub, add_EngineServicer_to_server
 from protos.worker import Finished
 
@@ -54,7 +55,9 @@ async def running_stack(max_waiting: int = 8, **overrides: Any) -> AsyncIterator
 
     front = Front("test", fleet, max_waiting, observe)
     context = zmq.Context()
-    listener = Listener(front.replica_ready, front.replica_output, front.replica_lost)
+    listener = Listener(
+        front.replica_ready, front.replica_output, front.replica_lost, front.replica_answer
+    )
     config = SchedulerConfig(**{**values, **overrides})
     registry = Registry(context, "tcp://127.0.0.1:0", config, fleet, listener)
     server = rpc.new_server()
@@ -70,6 +73,10 @@ async def running_stack(max_waiting: int = 8, **overrides: Any) -> AsyncIterator
         context.term()
 
 
+class Refusal(Exception):
+    """A question was refused."""
+
+
 @dataclass
 class Caller:
     """One stream. `tokens` are checked to come without gap or repetition, nothing after an end."""
@@ -79,6 +86,9 @@ class Caller:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finish] = field(default_factory=dict)
     states: list[EngineState] = field(default_factory=list)
+    bulks: list[Bulk] = field(default_factory=list)
+    progress: list[PromptProgress] = field(default_factory=list)
+    answers: dict[int, QueryAnswer] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def add(self, slot: int, prompt: list[int], **limits: Any) -> None:
@@ -108,6 +118,18 @@ class Caller:
     async def stop_at(self, slot: int, count: int) -> None:
         await self.send(stops=[StopAt(slot=slot, num_output_tokens=count)])
 
+    async def ask(self, kind: str, **body: Any) -> list[dict[str, Any]]:
+        """Return what the replicas answer; raise what they refuse."""
+        query_id = len(self.answers) + 1
+        query = Query(query_id=query_id, kind=kind, body_json=json.dumps(body).encode())
+        await self.send(queries=[query])
+        await self.until(lambda: query_id in self.answers)
+        answer = self.answers[query_id]
+        if answer.HasField("error"):
+            raise Refusal(f"{answer.error.kind}: {answer.error.message}")
+        rows: list[dict[str, Any]] = json.loads(answer.body_json)
+        return rows
+
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(condition)
@@ -136,6 +158,12 @@ class Caller:
     def take(self, reply: EngineReply) -> None:
         if reply.HasField("state"):
             self.states.append(reply.state)
+        if reply.HasField("bulk"):
+            assert reply.bulk.slot not in self.ends
+            self.bulks.append(reply.bulk)
+        if reply.HasField("answer"):
+            self.answers[reply.answer.query_id] = reply.answer
+        self.progress += reply.batch.progress
         batch = reply.batch
         slots, offsets = array("I", batch.slots), array("I", batch.token_offsets)
         counts = array("I", batch.counts) or array("I", [1]) * len(slots)

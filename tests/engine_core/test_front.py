@@ -7,9 +7,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH, STOPPED
-from tests.engine_core.scheduling.checking_worker import undisturbed
-from tests.engine_core.stack import Caller, Stack, calling, running_stack
+from protos.common_pb2 import (
+    ABORTED,
+    DEADLINE,
+    EMBED,
+    ERROR,
+    IGNORED,
+    LENGTH,
+    MEAN,
+    STOPPED,
+)
+from tests.engine_core.scheduling.checking_worker import embedding, undisturbed
+from tests.engine_core.stack import Caller, Refusal, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
 Hire = Callable[..., FakeWorker]
@@ -223,3 +232,89 @@ async def test_load_is_shared_by_replicas(stack: Stack, caller: Caller, hire: Hi
         worker.gate.set()
     for slot in range(6):
         await caller.ended(slot)
+
+
+async def test_a_paused_slot_gives_its_memory_and_goes_on(caller: Caller, hire: Hire) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.gate.clear()
+    await caller.add(1, [1, 2], max_tokens=400)
+    await computing(worker)
+    await caller.send(pauses=[1, 99])
+    worker.gate.set()
+    state = ""
+    while state != "paused":  # its blocks return with the last plan that names it
+        (row,) = await caller.ask("request_state", request_id="r1")
+        (choice,) = row["choices"]
+        state = choice["state"]
+        assert state in ("preempted", "paused")
+    assert choice["num_blocks"] == 0
+    assert choice["num_output_tokens"] == len(caller.tokens[1]) < 400
+    await caller.send(resumes=[1])
+    assert (await caller.ended(1)).reason == LENGTH
+    assert caller.tokens[1] == undisturbed([1, 2], 0, 402, (), 0)
+
+
+async def test_a_slot_paused_before_there_is_a_replica_stays_paused(
+    caller: Caller, hire: Hire
+) -> None:
+    await caller.add(1, [1], max_tokens=3)
+    await caller.add(2, [2], max_tokens=3)
+    await caller.send(pauses=[1, 2], resumes=[2])
+    hire()
+    await caller.ended(2)
+    (row,) = await caller.ask("request_state", request_id="r1")
+    assert row["choices"][0]["state"] == "paused" and 1 not in caller.tokens
+    await caller.send(resumes=[1])
+    await caller.ended(1)
+
+
+async def test_an_embedding_and_prompt_logprobs_come_before_their_end(
+    caller: Caller, hire: Hire
+) -> None:
+    hire()
+    prompt = [5] * 100
+    await caller.add(1, prompt, kind=EMBED, pooling=MEAN)
+    await caller.add(2, prompt, max_tokens=2, prompt_logprobs=0, report_progress=True)
+    assert (await caller.ended(1)).reason == STOPPED
+    await caller.ended(2)
+    (embedded,) = [bulk for bulk in caller.bulks if bulk.embedding]
+    assert (embedded.slot, embedded.embedding) == (1, embedding(prompt))
+    told = [row for bulk in caller.bulks for row in bulk.prompt_logprobs.tokens]
+    assert [row.index for row in told] == [*range(1, 100)]
+    assert {row.slot for row in told} == {2}
+    assert caller.progress[0].num_total == 100 and caller.progress[0].num_computed < 100
+
+
+async def test_questions_are_answered_by_every_replica(caller: Caller, hire: Hire) -> None:
+    with pytest.raises(Refusal, match="Unavailable: no replica is up"):
+        await caller.ask("cache_statistics")
+    hire()
+    hire()
+    await caller.until(lambda: caller.states and caller.states[-1].num_replicas == 2)
+    prompt = [7] * 40
+    await caller.add(1, prompt, max_tokens=2)
+    await caller.ended(1)
+    assert await caller.ask("request_state", request_id="r1") == []
+    rows = await caller.ask("explain", prompt_token_ids=prompt, max_tokens=9)
+    assert [row["replica"] for row in rows] == [1, 2]
+    assert sorted(row["num_cached_tokens"] for row in rows) == [0, 32]
+    statistics = await caller.ask("cache_statistics")
+    assert sum(row["blocks"]["cached"] for row in statistics) == 2
+    dropped = await caller.ask("cache_reset")
+    assert sorted(row["num_blocks_dropped"] for row in dropped) == [0, 2]
+    with pytest.raises(Refusal, match=r"InvalidRequest: weather: no such question"):
+        await caller.ask("weather")
+    with pytest.raises(Refusal, match=r"InvalidRequest: explain: .*max_tokens"):
+        await caller.ask("explain", prompt_token_ids=prompt)
+
+
+async def test_a_question_does_not_wait_for_a_replica_that_is_lost(
+    caller: Caller, hire: Hire
+) -> None:
+    hire()
+    await caller.ready()
+    worker = hire()
+    await caller.until(lambda: caller.states[-1].num_replicas == 2)
+    worker.die()
+    assert len(await caller.ask("cache_statistics")) in (1, 2)

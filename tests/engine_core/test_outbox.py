@@ -11,7 +11,7 @@ from engine_core.outbox import MAX_PENDING, Outbox
 from engine_core.publish import step_output
 from engine_core.scheduling.sequence import TokenEvent
 from protos.engine_pb2 import TokenBatch
-from protos.worker import Finished, Logprobs, SessionOutput
+from protos.worker import Bulk, Finished, Logprobs, Progress, SessionOutput
 
 
 def output(*events: TokenEvent) -> SessionOutput:
@@ -34,11 +34,28 @@ def test_one_step_passes_untouched() -> None:
     outbox = Outbox()
     step = output(TokenEvent(1, 4, 0, (9,)), TokenEvent(1, 6, 3, (8,)))
     outbox.put(7, 70, step)
-    batch = outbox.take()
-    assert batch is not None
+    (reply,) = outbox.take()
+    batch = reply.batch
     assert (batch.step_id, batch.timestamp_ns, batch.slots) == (7, 70, step.slots)
     assert batch.counts == b""
-    assert outbox.take() is None
+    assert outbox.take() == []
+
+
+def test_bulks_come_before_the_batch_that_may_end_their_slot() -> None:
+    outbox = Outbox()
+    end = Finished(4, 1, 3, 0, 0, 0.0, 0.0, 0.0, 0)
+    told = Logprobs(5, 1, (9, 8), (-0.5, -1.0))
+    outbox.put(1, 1, output(TokenEvent(1, 5, 0, (), bulks=(Bulk(5, (told,)),))))
+    outbox.put(2, 2, output(TokenEvent(1, 6, 0, (), progress=Progress(6, 90, 16, 32))))
+    outbox.put(3, 3, output(TokenEvent(1, 4, 0, (), bulks=(Bulk(4, embedding=b"1234"),))))
+    outbox.put(4, 4, output(TokenEvent(1, 4, 0, (), end)))
+    prompt, embedded, last = outbox.take()
+    (row,) = prompt.bulk.prompt_logprobs.tokens
+    assert (prompt.bulk.slot, row.slot, row.index, list(row.token_ids)) == (5, 5, 1, [9, 8])
+    assert (embedded.bulk.slot, embedded.bulk.embedding) == (4, b"1234")
+    (far,) = last.batch.progress
+    assert (far.slot, far.num_total, far.num_cached, far.num_computed) == (6, 90, 16, 32)
+    assert [finish.slot for finish in last.batch.finishes] == [4]
 
 
 def test_finishes_and_logprobs_survive_a_merge() -> None:
@@ -47,8 +64,8 @@ def test_finishes_and_logprobs_survive_a_merge() -> None:
     row = Logprobs(4, 0, (9,), (-0.5,))
     outbox.put(1, 1, output(TokenEvent(1, 4, 0, (9,), None, (row,))))
     outbox.put(2, 2, output(TokenEvent(1, 4, 1, (8,), end)))
-    batch = outbox.take()
-    assert batch is not None
+    (reply,) = outbox.take()
+    batch = reply.batch
     assert entries(batch) == [(4, 0, [9, 8])]
     assert [finish.slot for finish in batch.finishes] == [4]
     assert batch.logprobs[0].logprobs == [-0.5]
@@ -68,6 +85,5 @@ def test_a_merge_keeps_every_token_in_order(steps: list[list[tuple[int, int]]]) 
         if events:
             outbox.put(1, 1, output(*events))
             assert len(outbox._pending) < MAX_PENDING
-    batch = outbox.take()
-    got = {slot: tokens for slot, offset, tokens in entries(batch)} if batch else {}
+    got = {slot: ids for reply in outbox.take() for slot, _, ids in entries(reply.batch)}
     assert got == {slot: tokens for slot, tokens in sent.items() if tokens}

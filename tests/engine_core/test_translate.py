@@ -24,6 +24,8 @@ def test_a_request() -> None:
     limits = common.Limits(
         kind=common.EMBED, max_tokens=5, min_tokens=2, stop_token_ids=array("I", [7, 8]).tobytes(),
         n=2, logprobs=0, priority=-3, tenant="t", cache_salt=b"s", deadline_ms=1500, first_choice=4,
+        prompt_logprobs=2, has_grammar=True, n_keep=0, rotate_kv=True, pooling=common.MEAN,
+        report_progress=True,
     )  # fmt: skip
     request = GenerateRequest(
         slot=9, request_id="r", prompt_token_ids=b"\1\0\0\0", resumed_token_ids=[b"", b"\2\0\0\0"],
@@ -37,6 +39,8 @@ def test_a_request() -> None:
     assert (got.max_tokens, got.min_tokens, got.stop_token_ids, got.n) == (5, 2, (7, 8), 2)
     assert (got.logprobs, got.priority, got.tenant, got.cache_salt) == (0, -3, "t", b"s")
     assert (got.deadline_s, got.kind, got.first_choice) == (1.5, "embed", 4)
+    assert (got.prompt_logprobs, got.has_grammar, got.n_keep) == (2, True, 0)
+    assert (got.rotate_kv, got.pooling, got.report_progress) == (True, "mean", True)
 
 
 def test_what_is_unset_is_none() -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protos.worker import (
     BlockCopy,
+    Bulk,
     CompileGrammar,
     DropKeys,
     Errand,
     ErrandDone,
     ExecutePlan,
+    Logprobs,
     SequenceFault,
     SequenceStart,
     SequenceStep,
@@ -35,6 +37,11 @@ def draw(tokens: Iterable[int], choice: int) -> int:
 def content(tokens: Sequence[int], position: int) -> int:
     """Return what stands for the keys and values of one position: they depend on all before."""
     return hash(tuple(tokens[: position + 1]))
+
+
+def embedding(tokens: Iterable[int]) -> bytes:
+    """Return what stands for the embedding of `tokens`."""
+    return hashlib.sha256(array("I", tokens).tobytes()).digest()
 
 
 def undisturbed(
@@ -55,6 +62,9 @@ class Row:
     choice: int
     num_computed: int
     block_ids: list[int]
+    pooling: str
+    tells_prompt: bool
+    num_prompt: int
 
 
 class CheckingWorker:
@@ -80,6 +90,7 @@ class CheckingWorker:
         self._check(plan, [seq_id for seq_id, _ in named])
         for copy in plan.copies:
             self._copy(copy)
+        bulks = [bulk for seq_id, count in named for bulk in self._bulks(seq_id, count)]
         guesses = {step.seq_id: step.draft_token_ids for step in plan.steps}
         pairs = [
             (seq_id, self._compute(self.rows[seq_id], count, guesses.get(seq_id, ())))
@@ -92,6 +103,7 @@ class CheckingWorker:
             tuple(len(tokens) for _, tokens in drawn),
             tuple(token for _, tokens in drawn for token in tokens),
             faults=tuple(SequenceFault(s, "told to fail") for s, _ in named if s in faulty),
+            bulks=tuple(bulk for bulk in bulks if bulk.key not in faulty),
         )
 
     def run(self, errand: Errand | DropKeys) -> ErrandDone | None:
@@ -106,9 +118,12 @@ class CheckingWorker:
         assert start.seq_id not in self.rows, "started twice"
         tokens = list(array("I", start.token_ids))
         assert 0 < start.num_prompt_tokens <= len(tokens)
+        if start.pooling == "mean" or start.prompt_logprobs is not None:
+            assert start.num_computed == 0, "positions are skipped that must be seen"
         self.rows[start.seq_id] = Row(
-            tokens, start.choice, start.num_computed, list(start.block_ids)
-        )
+            tokens, start.choice, start.num_computed, list(start.block_ids), start.pooling,
+            start.prompt_logprobs is not None, start.num_prompt_tokens,
+        )  # fmt: skip
         return start.seq_id, start.num_tokens
 
     def _step(self, step: SequenceStep) -> tuple[int, int]:
@@ -138,6 +153,17 @@ class CheckingWorker:
             if (copy.source, offset) in self.cells:
                 self.cells[copy.target, offset] = self.cells[copy.source, offset]
 
+    def _bulks(self, seq_id: int, count: int) -> Iterator[Bulk]:
+        """Yield what the next `count` positions of a row bring besides tokens."""
+        row = self.rows[seq_id]
+        end = row.num_computed + count
+        indices = range(row.num_computed + 1, min(end + 1, row.num_prompt))
+        if row.tells_prompt and indices:
+            told = (Logprobs(seq_id, i, (row.tokens[i],), (-1.0,)) for i in indices)
+            yield Bulk(seq_id, prompt_logprobs=tuple(told))
+        if row.pooling and end == len(row.tokens):
+            yield Bulk(seq_id, embedding=embedding(row.tokens))
+
     def _compute(self, row: Row, count: int, guesses: tuple[int, ...]) -> list[int]:
         """Return the tokens drawn: that after each guess, up to the first guess that is wrong."""
         end, tokens = row.num_computed + count, [*row.tokens, *guesses]
@@ -148,7 +174,7 @@ class CheckingWorker:
             self.cells[self._cell(row, position)] = content(tokens, position)
         row.num_computed = end
         self.num_computed += count
-        if end < len(tokens):
+        if end < len(tokens) or row.pooling:
             return []
         for position in range(len(row.tokens)):
             assert self.cells[self._cell(row, position)] == content(row.tokens, position), "lost KV"

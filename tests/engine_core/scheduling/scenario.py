@@ -12,6 +12,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import TokenEvent
 from protos.worker import (
     Add,
+    Bulk,
     CompileGrammar,
     DropKeys,
     Errand,
@@ -76,6 +77,10 @@ class Scenario:
             cache_salt=words.get("salt", "").encode(),
             deadline_s=float(words["deadline"]) if "deadline" in words else None,
             has_grammar="grammar" in words,
+            kind=words.get("kind", "generate"),
+            pooling=words.get("pooling", "last"),
+            prompt_logprobs=int(words["prompt_logprobs"]) if "prompt_logprobs" in words else None,
+            report_progress="progress" in words,
         )
         add = Add(
             int(words.get("session", 1)), int(words["slot"]), "r", prompt.tobytes(), limits,
@@ -90,6 +95,14 @@ class Scenario:
 
     def stop_at(self, words: Words) -> list[str]:
         self.scheduler.stop_at(1, int(words["slot"]), int(words["tokens"]), self.now)
+        return self.events()
+
+    def pause(self, words: Words) -> list[str]:
+        self.scheduler.pause(1, int(words["slot"]))
+        return self.events()
+
+    def resume(self, words: Words) -> list[str]:
+        self.scheduler.resume(1, int(words["slot"]))
         return self.events()
 
     def close(self, words: Words) -> list[str]:
@@ -115,8 +128,11 @@ class Scenario:
         columns = [ids(words.get(str(seq_id), "100")) for seq_id in drawn]
         tokens = tuple(token_id for column in columns for token_id in column)
         faults = tuple(SequenceFault(int(k), "bad row") for k, v in words.items() if v == "!")
+        embeds = [row.seq_id for row in rows[0].embeds if words.get(str(row.seq_id)) != "!"]
+        bulks = tuple(Bulk(seq_id, embedding=b"\0" * 8) for seq_id in embeds)
         result = StepResult(
-            plan.step_id, tuple(drawn), tuple(map(len, columns)), tokens, faults=faults
+            plan.step_id, tuple(drawn), tuple(map(len, columns)), tokens, faults=faults,
+            bulks=bulks,
         )  # fmt: skip
         return [told_event(event) for event in self.scheduler.apply(result, self.now)]
 
@@ -138,9 +154,10 @@ class Scenario:
     def state(self, _: Words) -> list[str]:
         scheduler = self.scheduler
         idle = f" cached={scheduler.pool.num_idle}" if scheduler.pool.num_idle else ""
+        paused = f" paused={scheduler.num_paused}" if scheduler.num_paused else ""
         return [
             f"free={scheduler.pool.num_free}{idle} running={scheduler.num_running} "
-            f"waiting={scheduler.num_waiting}"
+            f"waiting={scheduler.num_waiting}{paused}"
         ]
 
     def events(self) -> list[str]:
@@ -159,6 +176,7 @@ def told(plan: ExecutePlan) -> list[str]:
         lines.append(
             f"  start seq {start.seq_id} choice {start.choice}: "
             f"{start.num_computed}..{end} of {known}, blocks {[*start.block_ids]}"
+            + (f", pooling {start.pooling}" if start.pooling else "")
         )
     lines += [f"  copy block {copy.source} to {copy.target}" for copy in plan.copies]
     for row in plan.steps:
@@ -180,6 +198,9 @@ def told_event(event: TokenEvent) -> str:
     parts = [f"slot {event.slot}:"]
     if event.token_ids:
         parts.append(f"#{event.offset} = {[*event.token_ids]}")
+    parts += [f"embedding of {len(bulk.embedding)} bytes" for bulk in event.bulks]
+    if (told := event.progress) is not None:
+        parts.append(f"{told.num_computed} of {told.num_total} computed, {told.num_cached} cached")
     if row := event.finish:
         parts.append(f"{FinishReason(row.reason).name} after {row.num_output_tokens}")
         if row.stop_token_id is not None:

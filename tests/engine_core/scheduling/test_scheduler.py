@@ -16,8 +16,8 @@ from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
 from engine_core.scheduling.speculation import Proposer
-from protos.worker import Add, ErrandDone, Finished, Limits, StepResult
-from tests.engine_core.scheduling.checking_worker import CheckingWorker, undisturbed
+from protos.worker import Add, Bulk, ErrandDone, Finished, Limits, StepResult
+from tests.engine_core.scheduling.checking_worker import CheckingWorker, embedding, undisturbed
 from tests.engine_core.scheduling.proposers import some_right
 
 BYTE = st.integers(0, 15)
@@ -50,6 +50,23 @@ class Life:
     got: list[int]
     is_disturbed: bool = False
     ends: list[Finished] = field(default_factory=list)
+    embedding: bytes = b""
+    """What is to come, b"" when it has come or is not asked for."""
+    prompt: list[int] = field(default_factory=list)
+    """Of which the logprobs are asked for."""
+    told: list[int] = field(default_factory=list)
+    """The tokens of the prompt whose logprobs have come."""
+
+    def take_bulk(self, bulk: Bulk) -> None:
+        if bulk.embedding:
+            assert bulk.embedding == self.embedding
+            self.embedding = b""
+        for row in bulk.prompt_logprobs:
+            assert row.index == len(self.told) + 1
+            self.told += row.token_ids
+
+    def is_complete(self) -> bool:
+        return self.got == self.expected and self.told == self.prompt[1:] and not self.embedding
 
 
 class Lives(RuleBasedStateMachine):
@@ -62,6 +79,7 @@ class Lives(RuleBasedStateMachine):
         self.worker = CheckingWorker(BLOCK_SIZES[self.layout], SEATS, BUDGET)
         self.results: deque[StepResult] = deque()
         self.lives: dict[tuple[int, int], Life] = {}
+        self.paused = set[tuple[int, int]]()
         self.next_slot = 0
         self.now = 0.0
         self.is_idle = True
@@ -74,7 +92,10 @@ class Lives(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 3]),
         resumed=st.integers(0, 5),
         extra=st.tuples(
-            st.integers(0, 2), st.integers(0, 1), st.sampled_from([0] * 12 + [1, 2, 3])
+            st.integers(0, 2),
+            st.integers(0, 1),
+            st.sampled_from([0] * 12 + [1, 2, 3]),
+            st.sampled_from(["", "", "", "prompt_logprobs", "last", "mean"]),
         ),
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
         slot_tenant=st.sampled_from([0, 0, 1, 2]),
@@ -87,17 +108,21 @@ class Lives(RuleBasedStateMachine):
         stop_ids: set[int],
         n: int,
         resumed: int,
-        extra: tuple[int, int, int],
+        extra: tuple[int, int, int, str],
         deadline_s: int | None,
         slot_tenant: int,
         grammar: bytes,
     ) -> None:
-        priority, session, attempt = extra
+        priority, session, attempt, special = extra
+        if special in ("last", "mean"):
+            self.embed(prompt, special, session, attempt)
+            return
         min_tokens = min(priority, max_tokens)
         tenant = "abc"[slot_tenant]
         limits = Limits(
             max_tokens, min_tokens, tuple(stop_ids), n, None, priority, tenant,
             deadline_s=deadline_s, has_grammar=grammar != b"",
+            prompt_logprobs=0 if special == "prompt_logprobs" else None,
         )  # fmt: skip
         outputs = [
             undisturbed(
@@ -108,12 +133,22 @@ class Lives(RuleBasedStateMachine):
         columns = tuple(array("I", output[:resumed]).tobytes() for output in outputs)
         slot, self.next_slot = self.next_slot, self.next_slot + n
         for i, output in enumerate(outputs):
-            self.lives[session, slot + i] = Life(
-                output, output[:resumed], deadline_s is not None or attempt == 3
-            )
+            life = Life(output, output[:resumed], deadline_s is not None or attempt == 3)
+            if limits.prompt_logprobs is not None and i == 0 and not life.got:
+                life.prompt = prompt
+            self.lives[session, slot + i] = life
         known = columns if resumed else ()
         body = array("I", prompt).tobytes()
         self.scheduler.add(Add(session, slot, "r", body, limits, grammar, known, attempt), self.now)
+        self.take(self.scheduler.take_events())
+
+    def embed(self, prompt: list[int], pooling: str, session: int, attempt: int) -> None:
+        slot, self.next_slot = self.next_slot, self.next_slot + 1
+        life = self.lives[session, slot] = Life([], [], attempt == 3)
+        life.embedding = embedding(prompt)
+        limits = Limits(1, kind="embed", pooling=pooling)
+        body = array("I", prompt).tobytes()
+        self.scheduler.add(Add(session, slot, "r", body, limits, b"", (), attempt), self.now)
         self.take(self.scheduler.take_events())
 
     @rule(session=st.integers(0, 1), back=st.integers(0, 8))
@@ -127,6 +162,17 @@ class Lives(RuleBasedStateMachine):
         self.disturb(session, self.next_slot - back)
         self.scheduler.stop_at(session, self.next_slot - back, count, self.now)
         self.take(self.scheduler.take_events())
+
+    @rule(session=st.integers(0, 1), back=st.integers(0, 8))
+    def pause(self, session: int, back: int) -> None:
+        self.paused.add((session, self.next_slot - back))
+        self.scheduler.pause(session, self.next_slot - back)
+
+    @rule()
+    def resume(self) -> None:
+        for session, slot in self.paused:
+            self.scheduler.resume(session, slot)
+        self.paused.clear()
 
     @rule(session=st.integers(0, 2))
     def close_session(self, session: int) -> None:
@@ -197,11 +243,15 @@ class Lives(RuleBasedStateMachine):
             assert not life.ends, "something after the end"
             assert event.offset == len(life.got) or not event.token_ids
             life.got += event.token_ids
+            for bulk in event.bulks:
+                assert bulk.key == event.slot
+                life.take_bulk(bulk)
             assert life.got == life.expected[: len(life.got)]
             if event.finish is not None:
                 life.ends.append(event.finish)
 
     def teardown(self) -> None:
+        self.resume()
         for _ in range(2000):
             while self.answers:
                 self.answer(0)
@@ -221,7 +271,7 @@ class Lives(RuleBasedStateMachine):
             refused = end.reason in (FinishReason.IGNORED, FinishReason.ERROR)
             assert whole or refused or life.is_disturbed
             if whole and not life.is_disturbed:
-                assert life.got == life.expected
+                assert life.is_complete()
                 assert end.num_output_tokens == len(life.expected)
 
 

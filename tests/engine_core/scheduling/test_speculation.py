@@ -92,6 +92,26 @@ def test_what_was_guessed_wrong_is_never_found(num_blocks: int) -> None:
     assert engine.scheduler.tally.num_prefix_hits > 0
 
 
+def test_a_wrong_guess_in_flight_at_a_pause_is_not_found_later() -> None:
+    engine = Engine(wrong)
+    limits = Limits(20, 2, stop_token_ids=(15,))
+    engine.scheduler.add(Add(1, 1, "r", array("I", [1, 2]).tobytes(), limits, b""), 0.0)
+    said: list[int] = []
+    for pause in (False, True):  # after the second step four tokens are known: a whole block
+        plan = engine.scheduler.schedule(0.0)
+        assert plan is not None
+        result = engine.worker.execute(plan)
+        if pause:
+            engine.scheduler.pause(1, 1)
+        engine.worker.applied(result.step_id)
+        said += [t for event in engine.scheduler.apply(result, 0.0) for t in event.token_ids]
+    engine.scheduler.abort(1, 1, 0.0)
+    engine.scheduler.take_events()
+    prompt = [1, 2, *said, 7]
+    assert len(prompt) == BLOCK_SIZE + 1
+    assert engine.ask([prompt])[0] == undisturbed(prompt, 0, len(prompt) + 20, (15,), 2)
+
+
 def guessing(count: int) -> tuple[Scheduler, StepResult]:
     """Return a scheduler with 1 + 3 tokens of slot 7 planned, and a result with `count` tokens."""
     scheduler = Scheduler(

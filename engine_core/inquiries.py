@@ -1,0 +1,88 @@
+"""Questions about the engine's books: asked of every replica, their answers told as one.
+
+An answer is a JSON list, one object of each replica that has something to say, each with the
+replica's number. Whether a question makes sense is judged by the schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine_core.caller import Caller
+from engine_core.replica import Replica
+from engine_core.translate import to_answer
+from protos import common_pb2 as common
+from protos.worker import Query, QueryAnswer
+
+Send = Callable[[Replica, Query], None]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question that is under way."""
+
+    caller: Caller
+    silent: set[int]
+    """Numbers of the replicas that have not answered."""
+    rows: list[Any] = field(default_factory=list)
+    error_kind: str = ""
+    error_message: str = ""
+
+
+class Inquiries:
+    """The open questions of all callers, by session and query_id."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], _Open] = {}
+
+    def ask(
+        self, caller: Caller, query: common.Query, replicas: Iterable[Replica], send: Send
+    ) -> None:
+        """Ask all `replicas`; without any the answer is an error."""
+        asked = list(replicas)
+        key = (caller.number, query.query_id)
+        self._open[key] = _Open(caller, {replica.number for replica in asked})
+        for replica in asked:
+            send(replica, Query(*key, query.kind, query.body_json))
+        if not asked:
+            self._open[key].error_kind = "Unavailable"
+            self._open[key].error_message = "no replica is up"
+            self._close(key)
+
+    def answered(self, replica: Replica, answer: QueryAnswer) -> None:
+        """Take in one replica's answer; the last one completes the question."""
+        key = (answer.session, answer.query_id)
+        question = self._open.get(key)
+        if question is None:
+            return
+        if answer.error_kind:
+            question.error_kind = answer.error_kind
+            question.error_message = answer.error_message
+        else:
+            rows = msgspec.json.decode(answer.body, type=list[dict[str, Any]])
+            question.rows += [{"replica": replica.number, **row} for row in rows]
+        question.silent.discard(replica.number)
+        self._close(key)
+
+    def replica_lost(self, replica: Replica) -> None:
+        """Nobody waits for it any more."""
+        for key, question in list(self._open.items()):
+            question.silent.discard(replica.number)
+            self._close(key)
+
+    def drop_session(self, session: int) -> None:
+        self._open = {key: one for key, one in self._open.items() if key[0] != session}
+
+    def _close(self, key: tuple[int, int]) -> None:
+        question = self._open[key]
+        if question.silent:
+            return
+        del self._open[key]
+        rows = sorted(question.rows, key=lambda row: int(row["replica"]))
+        body = b"" if question.error_kind else msgspec.json.encode(rows)
+        answer = QueryAnswer(*key, body, question.error_kind, question.error_message)
+        question.caller.answer(to_answer(answer))

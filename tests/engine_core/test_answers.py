@@ -1,0 +1,116 @@
+"""Questions to one scheduler: what they say is what the books say, and nothing changes by them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from engine_core.answers import answer
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.scheduler import Scheduler
+from protos.worker import Add, Limits, Query, StepResult
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler(
+        num_blocks=8, block_size=4, vocab_size=100, max_model_len=64, bounds=Bounds(1, 64, 8),
+        prefix_key=b"m",
+    )  # fmt: skip
+
+
+def add(slot: int, prompt: list[int], **limits: Any) -> Add:
+    return Add(1, slot, f"r{slot}", array("I", prompt).tobytes(), Limits(9, **limits), b"")
+
+
+def ask(scheduler: Scheduler, kind: str, now: float = 0.0, **body: Any) -> Any:
+    said = answer(scheduler, Query(3, 4, kind, json.dumps(body).encode()), now)
+    assert (said.session, said.query_id) == (3, 4)
+    assert scheduler.check() == ""
+    return f"{said.error_kind}: {said.error_message}" if said.error_kind else json.loads(said.body)
+
+
+def step(scheduler: Scheduler, *tokens: int, now: float = 0.0) -> None:
+    plan = scheduler.schedule(now)
+    assert plan is not None
+    ids = [row.seq_id for row in (*plan.starts, *plan.steps)]
+    scheduler.apply(StepResult(plan.step_id, tuple(ids), (1,) * len(ids), tokens), now)
+
+
+def test_how_a_request_stands(scheduler: Scheduler) -> None:
+    scheduler.add(add(1, [1, 2, 3, 4, 5], tenant="a", n=2), 1.0)
+    step(scheduler, 7, now=2.0)
+    (row,) = ask(scheduler, "request_state", now=4.0, request_id="r1", tenant="a")
+    first, second = row["choices"]
+    assert first == {
+        "choice": 0, "state": "running", "num_prompt_tokens": 5, "num_cached_tokens": 0,
+        "num_computed_tokens": 5, "num_output_tokens": 1, "num_blocks": 2, "queue_place": None,
+        "num_preemptions": 0, "age_s": 3.0,
+    }  # fmt: skip
+    assert (second["state"], second["queue_place"], second["choice"]) == ("waiting", 1, 1)
+    assert ask(scheduler, "request_state", request_id="r1", tenant="b") == []
+    scheduler.pause(1, 2)
+    (row,) = ask(scheduler, "request_state", request_id="r1", tenant="a")
+    assert [choice["state"] for choice in row["choices"]] == ["running", "paused"]
+
+
+def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    (idle,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=100)
+    assert idle == {
+        "num_prompt_tokens": 9, "max_total_tokens": 32, "num_cached_tokens": 0,
+        "num_blocks_needed": 3, "num_blocks_free": 8, "queue_place": 1, "num_waiting": 0,
+        "num_running": 0, "estimated_start_s": 0.0, "refused": None,
+    }  # fmt: skip
+    scheduler.add(add(1, prompt, tenant="a"), 0.0)
+    step(scheduler, 7)
+    scheduler.add(add(2, [9] * 9, tenant="a"), 0.0)
+    (busy,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=9, tenant="a")
+    assert (busy["num_cached_tokens"], busy["num_blocks_needed"]) == (8, 1)
+    assert (busy["queue_place"], busy["num_waiting"], busy["num_running"]) == (2, 1, 1)
+    assert busy["estimated_start_s"] is None
+    scheduler.abort(1, 2, 10.0)
+    scheduler.add(add(2, [9] * 9, tenant="a"), 10.0)
+    scheduler.abort(1, 2, 13.0)
+    (later,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=9, tenant="a")
+    assert later["estimated_start_s"] == 3.0, "a seat is free every three seconds"
+
+
+def test_why_a_request_would_be_refused(scheduler: Scheduler) -> None:
+    (row,) = ask(scheduler, "explain", prompt_token_ids=[1] * 40, max_tokens=9)
+    assert row["refused"]["code"] == "kv_cache_too_small"
+    assert "kv_cache_memory" in row["refused"]["message"]
+
+
+def test_the_cache_is_counted_and_dropped(scheduler: Scheduler) -> None:
+    for slot in (1, 2):
+        scheduler.add(add(slot, [1, 2, 3, 4, 5]), 0.0)
+        step(scheduler, 7)
+        scheduler.abort(1, slot, 0.0)
+    (cache,) = ask(scheduler, "cache_statistics")
+    assert cache == {
+        "layout": "block", "block_size": 4,
+        "blocks": {"total": 8, "free": 7, "cached": 1, "used": 0},
+        "hits": 1, "misses": 1, "tokens_looked_up": 10, "tokens_saved": 4,
+    }  # fmt: skip
+    assert ask(scheduler, "cache_reset") == [{"num_blocks_dropped": 1}]
+    assert ask(scheduler, "cache_statistics")[0]["blocks"]["free"] == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "why"),
+    [
+        ("weather", {}, "weather: no such question; there are request_state, explain"),
+        ("request_state", {}, "request_state: Object missing required field `request_id`"),
+        ("cache_reset", {"all": True}, "cache_reset: Object contains unknown field `all`"),
+        ("explain", {"prompt_token_ids": [-1], "max_tokens": 1}, "must be 32-bit values"),
+    ],
+)
+def test_a_senseless_question(
+    scheduler: Scheduler, kind: str, body: dict[str, Any], why: str
+) -> None:
+    said = ask(scheduler, kind, **body)
+    assert said.startswith("InvalidRequest: ") and why in said
