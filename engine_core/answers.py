@@ -1,11 +1,11 @@
-"""Questions about a scheduler's books, in JSON, by kind; the answer is a JSON list of one object.
+"""Questions about a scheduler's books, in JSON, by kind.
 
-request_state     {request_id, tenant}: the live choices of that request; [] when there are none
-explain           {prompt_token_ids, max_tokens, …}: how such a request would fare
-cache_statistics  {}: hits, misses, tokens saved, blocks by state
-cache_reset       {}: forget all that is cached and not in use
+request_state     {request_id, tenant} → {choices: […]}: those that live here
+explain           {token_ids, max_tokens, …} → {replicas: [one]}: how such a request would fare
+cache_statistics  {} → {replicas: [one]}: hits, misses, tokens saved, blocks by state
+cache_reset       {} → {replicas: [one]}: forget all that is cached and not in use
 
-The answers' fields stand in `scheduling/inspection.py`.
+The lists are there to be joined by who asks several. Their fields: `scheduling/inspection.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from engine_core.scheduling.inspection import ChoiceState
 from engine_core.scheduling.scheduler import Scheduler
-from protos.limits import MAX_U32
+from protos.limits import LIMITS, MAX_U32
 from protos.worker import Add, Limits, Query, QueryAnswer
 
 log = logging.getLogger(__name__)
@@ -30,28 +29,22 @@ class RequestStateQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     tenant: str = ""
 
 
-class RequestStateAnswer(msgspec.Struct, frozen=True):
-    request_id: str
-    choices: list[ChoiceState]
-
-
 class ExplainQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`cache_salt` is base64; the other fields are those of `common.proto` Limits."""
+    """`cache_salt` is hexadecimal; the others are as in `common.proto` Limits."""
 
-    prompt_token_ids: list[int]
-    max_tokens: int
-    min_tokens: int = 0
+    token_ids: list[int]
+    max_tokens: int | None = None
+    """None = as many as fit."""
     n: int = 1
     priority: int = 0
     tenant: str = ""
-    cache_salt: bytes = b""
-    kind: str = "generate"
-    pooling: str = "last"
-    prompt_logprobs: int | None = None
+    cache_salt: str = ""
+    request_id: str = ""
 
 
 class CacheQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+    tenant: str = ""
+    """Who asks; the answer is about all tenants."""
 
 
 class CacheResetAnswer(msgspec.Struct, frozen=True):
@@ -61,26 +54,26 @@ class CacheResetAnswer(msgspec.Struct, frozen=True):
 def answer(scheduler: Scheduler, query: Query, now: float) -> QueryAnswer:
     """Return the answer to `query`, or an error that says what is wrong with it."""
     try:
-        body = msgspec.json.encode(_rows(scheduler, query, now))
+        body = msgspec.json.encode(_told(scheduler, query, now))
         return QueryAnswer(query.session, query.query_id, body)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnknownKind) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, Senseless) as error:
         return _failed(query, "InvalidRequest", f"{query.kind}: {error}")
     except Exception as error:  # a question must not stop the loop
         log.exception("a question failed", extra={"kind": query.kind})
         return _failed(query, "Internal", f"{query.kind} failed: {error!r}")
 
 
-class UnknownKind(Exception):
-    """There is no such question."""
+class Senseless(Exception):
+    """The question cannot be answered as it is."""
 
 
 def _failed(query: Query, kind: str, message: str) -> QueryAnswer:
     return QueryAnswer(query.session, query.query_id, b"", kind, message)
 
 
-def _rows(scheduler: Scheduler, query: Query, now: float) -> list[msgspec.Struct]:
+def _told(scheduler: Scheduler, query: Query, now: float) -> dict[str, Any]:
     if query.kind not in _KINDS:
-        raise UnknownKind(f"no such question; there are {', '.join(_KINDS)}")
+        raise Senseless(f"no such question; there are {', '.join(_KINDS)}")
     question_type, respond = _KINDS[query.kind]
     question = msgspec.json.decode(query.body or b"{}", type=question_type)
     return respond(scheduler, question, now)
@@ -88,40 +81,39 @@ def _rows(scheduler: Scheduler, query: Query, now: float) -> list[msgspec.Struct
 
 def _request_state(
     scheduler: Scheduler, question: RequestStateQuestion, now: float
-) -> list[msgspec.Struct]:
-    choices = scheduler.inspection.request(question.request_id, question.tenant, now)
-    return [RequestStateAnswer(question.request_id, choices)] if choices else []
+) -> dict[str, Any]:
+    return {"choices": scheduler.inspection.request(question.request_id, question.tenant, now)}
 
 
-def _explain(scheduler: Scheduler, question: ExplainQuestion, now: float) -> list[msgspec.Struct]:
-    if any(not 0 <= token_id <= MAX_U32 for token_id in question.prompt_token_ids):
-        raise msgspec.ValidationError("prompt_token_ids must be 32-bit values")
+def _explain(scheduler: Scheduler, question: ExplainQuestion, now: float) -> dict[str, Any]:
+    if any(not 0 <= token_id <= MAX_U32 for token_id in question.token_ids):
+        raise Senseless("token_ids must be 32-bit values")
+    try:
+        salt = bytes.fromhex(question.cache_salt)
+    except ValueError as error:
+        raise Senseless(f"cache_salt is not hexadecimal: {error}") from error
+    most = int(LIMITS["max_tokens"].high)
     limits = Limits(
-        max_tokens=question.max_tokens,
-        min_tokens=question.min_tokens,
+        max_tokens=most if question.max_tokens is None else question.max_tokens,
         n=question.n,
         priority=question.priority,
         tenant=question.tenant,
-        cache_salt=question.cache_salt,
-        kind=question.kind,
-        pooling=question.pooling,
-        prompt_logprobs=question.prompt_logprobs,
+        cache_salt=salt,
     )
-    prompt = array("I", question.prompt_token_ids).tobytes()
-    return [scheduler.inspection.explain(Add(0, 0, "", prompt, limits, b""), now)]
+    prompt = array("I", question.token_ids).tobytes()
+    add = Add(0, 0, question.request_id, prompt, limits, b"")
+    return {"replicas": [scheduler.inspection.explain(add, now)]}
 
 
-def _cache_statistics(
-    scheduler: Scheduler, question: CacheQuestion, now: float
-) -> list[msgspec.Struct]:
-    return [scheduler.inspection.cache()]
+def _cache_statistics(scheduler: Scheduler, question: CacheQuestion, now: float) -> dict[str, Any]:
+    return {"replicas": [scheduler.inspection.cache()]}
 
 
-def _cache_reset(scheduler: Scheduler, question: CacheQuestion, now: float) -> list[msgspec.Struct]:
-    return [CacheResetAnswer(scheduler.reset_cache())]
+def _cache_reset(scheduler: Scheduler, question: CacheQuestion, now: float) -> dict[str, Any]:
+    return {"replicas": [CacheResetAnswer(scheduler.reset_cache())]}
 
 
-_Respond = Callable[[Scheduler, Any, float], list[msgspec.Struct]]
+_Respond = Callable[[Scheduler, Any, float], dict[str, Any]]
 _KINDS: dict[str, tuple[type[msgspec.Struct], _Respond]] = {
     "request_state": (RequestStateQuestion, _request_state),
     "explain": (ExplainQuestion, _explain),

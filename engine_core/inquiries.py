@@ -1,7 +1,7 @@
 """Questions about the engine's books: asked of every replica, their answers told as one.
 
-An answer is a JSON list, one object of each replica that has something to say, each with the
-replica's number. Whether a question makes sense is judged by the schedulers.
+An answer is a JSON object of lists; those of the replicas are joined, and each object in them says
+its replica's number. Whether a question makes sense is judged by the schedulers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from protos import common_pb2 as common
 from protos.worker import Query, QueryAnswer
 
 Send = Callable[[Replica, Query], None]
+Lists = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -28,7 +29,8 @@ class _Open:
     caller: Caller
     silent: set[int]
     """Numbers of the replicas that have not answered."""
-    rows: list[Any] = field(default_factory=list)
+    told: dict[int, Lists] = field(default_factory=dict)
+    """By number of the replica."""
     error_kind: str = ""
     error_message: str = ""
 
@@ -63,8 +65,7 @@ class Inquiries:
             question.error_kind = answer.error_kind
             question.error_message = answer.error_message
         else:
-            rows = msgspec.json.decode(answer.body, type=list[dict[str, Any]])
-            question.rows += [{"replica": replica.number, **row} for row in rows]
+            question.told[replica.number] = msgspec.json.decode(answer.body, type=Lists)
         question.silent.discard(replica.number)
         self._close(key)
 
@@ -82,7 +83,15 @@ class Inquiries:
         if question.silent:
             return
         del self._open[key]
-        rows = sorted(question.rows, key=lambda row: int(row["replica"]))
-        body = b"" if question.error_kind else msgspec.json.encode(rows)
+        body = b"" if question.error_kind else msgspec.json.encode(joined(question.told))
         answer = QueryAnswer(*key, body, question.error_kind, question.error_message)
         question.caller.answer(to_answer(answer))
+
+
+def joined(told: dict[int, Lists]) -> Lists:
+    """Return the lists of all replicas as one object, in order of the replicas' numbers."""
+    found: Lists = {}
+    for number, lists in sorted(told.items()):
+        for name, rows in lists.items():
+            found.setdefault(name, []).extend({"replica": number, **row} for row in rows)
+    return found

@@ -183,7 +183,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class QueryAnswer(Message, frozen=True):
-    """`body` is a JSON list: an object of each replica that has something to say."""
+    """`body` is a JSON object of lists, so that the answers of several can be joined."""
 
     session: int
     query_id: int

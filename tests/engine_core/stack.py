@@ -118,7 +118,7 @@ class Caller:
     async def stop_at(self, slot: int, count: int) -> None:
         await self.send(stops=[StopAt(slot=slot, num_output_tokens=count)])
 
-    async def ask(self, kind: str, **body: Any) -> list[dict[str, Any]]:
+    async def ask(self, kind: str, **body: Any) -> dict[str, list[dict[str, Any]]]:
         """Return what the replicas answer; raise what they refuse."""
         query_id = len(self.answers) + 1
         query = Query(query_id=query_id, kind=kind, body_json=json.dumps(body).encode())
@@ -127,8 +127,8 @@ class Caller:
         answer = self.answers[query_id]
         if answer.HasField("error"):
             raise Refusal(f"{answer.error.kind}: {answer.error.message}")
-        rows: list[dict[str, Any]] = json.loads(answer.body_json)
-        return rows
+        told: dict[str, list[dict[str, Any]]] = json.loads(answer.body_json)
+        return told
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S), self.changed:

@@ -43,23 +43,23 @@ def step(scheduler: Scheduler, *tokens: int, now: float = 0.0) -> None:
 def test_how_a_request_stands(scheduler: Scheduler) -> None:
     scheduler.add(add(1, [1, 2, 3, 4, 5], tenant="a", n=2), 1.0)
     step(scheduler, 7, now=2.0)
-    (row,) = ask(scheduler, "request_state", now=4.0, request_id="r1", tenant="a")
-    first, second = row["choices"]
+    told = ask(scheduler, "request_state", now=4.0, request_id="r1", tenant="a")
+    first, second = told["choices"]
     assert first == {
         "choice": 0, "state": "running", "num_prompt_tokens": 5, "num_cached_tokens": 0,
         "num_computed_tokens": 5, "num_output_tokens": 1, "num_blocks": 2, "queue_place": None,
         "num_preemptions": 0, "age_s": 3.0,
     }  # fmt: skip
     assert (second["state"], second["queue_place"], second["choice"]) == ("waiting", 1, 1)
-    assert ask(scheduler, "request_state", request_id="r1", tenant="b") == []
+    assert ask(scheduler, "request_state", request_id="r1", tenant="b") == {"choices": []}
     scheduler.pause(1, 2)
-    (row,) = ask(scheduler, "request_state", request_id="r1", tenant="a")
-    assert [choice["state"] for choice in row["choices"]] == ["running", "paused"]
+    told = ask(scheduler, "request_state", request_id="r1", tenant="a")
+    assert [choice["state"] for choice in told["choices"]] == ["running", "paused"]
 
 
 def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    (idle,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=100)
+    (idle,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100)["replicas"]
     assert idle == {
         "num_prompt_tokens": 9, "max_total_tokens": 32, "num_cached_tokens": 0,
         "num_blocks_needed": 3, "num_blocks_free": 8, "queue_place": 1, "num_waiting": 0,
@@ -68,19 +68,19 @@ def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     scheduler.add(add(1, prompt, tenant="a"), 0.0)
     step(scheduler, 7)
     scheduler.add(add(2, [9] * 9, tenant="a"), 0.0)
-    (busy,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=9, tenant="a")
+    (busy,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=9, tenant="a")["replicas"]
     assert (busy["num_cached_tokens"], busy["num_blocks_needed"]) == (8, 1)
     assert (busy["queue_place"], busy["num_waiting"], busy["num_running"]) == (2, 1, 1)
     assert busy["estimated_start_s"] is None
     scheduler.abort(1, 2, 10.0)
     scheduler.add(add(2, [9] * 9, tenant="a"), 10.0)
     scheduler.abort(1, 2, 13.0)
-    (later,) = ask(scheduler, "explain", prompt_token_ids=prompt, max_tokens=9, tenant="a")
+    (later,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=9, tenant="a")["replicas"]
     assert later["estimated_start_s"] == 3.0, "a seat is free every three seconds"
 
 
 def test_why_a_request_would_be_refused(scheduler: Scheduler) -> None:
-    (row,) = ask(scheduler, "explain", prompt_token_ids=[1] * 40, max_tokens=9)
+    (row,) = ask(scheduler, "explain", token_ids=[1] * 40, max_tokens=9)["replicas"]
     assert row["refused"]["code"] == "kv_cache_too_small"
     assert "kv_cache_memory" in row["refused"]["message"]
 
@@ -90,14 +90,14 @@ def test_the_cache_is_counted_and_dropped(scheduler: Scheduler) -> None:
         scheduler.add(add(slot, [1, 2, 3, 4, 5]), 0.0)
         step(scheduler, 7)
         scheduler.abort(1, slot, 0.0)
-    (cache,) = ask(scheduler, "cache_statistics")
+    (cache,) = ask(scheduler, "cache_statistics")["replicas"]
     assert cache == {
         "layout": "block", "block_size": 4,
         "blocks": {"total": 8, "free": 7, "cached": 1, "used": 0},
         "hits": 1, "misses": 1, "tokens_looked_up": 10, "tokens_saved": 4,
     }  # fmt: skip
-    assert ask(scheduler, "cache_reset") == [{"num_blocks_dropped": 1}]
-    assert ask(scheduler, "cache_statistics")[0]["blocks"]["free"] == 8
+    assert ask(scheduler, "cache_reset") == {"replicas": [{"num_blocks_dropped": 1}]}
+    assert ask(scheduler, "cache_statistics")["replicas"][0]["blocks"]["free"] == 8
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,8 @@ def test_the_cache_is_counted_and_dropped(scheduler: Scheduler) -> None:
         ("weather", {}, "weather: no such question; there are request_state, explain"),
         ("request_state", {}, "request_state: Object missing required field `request_id`"),
         ("cache_reset", {"all": True}, "cache_reset: Object contains unknown field `all`"),
-        ("explain", {"prompt_token_ids": [-1], "max_tokens": 1}, "must be 32-bit values"),
+        ("explain", {"token_ids": [1], "cache_salt": "xy"}, "cache_salt is not hexadecimal"),
+        ("explain", {"token_ids": [-1]}, "must be 32-bit values"),
     ],
 )
 def test_a_senseless_question(

@@ -244,8 +244,7 @@ async def test_a_paused_slot_gives_its_memory_and_goes_on(caller: Caller, hire: 
     worker.gate.set()
     state = ""
     while state != "paused":  # its blocks return with the last plan that names it
-        (row,) = await caller.ask("request_state", request_id="r1")
-        (choice,) = row["choices"]
+        (choice,) = (await caller.ask("request_state", request_id="r1"))["choices"]
         state = choice["state"]
         assert state in ("preempted", "paused")
     assert choice["num_blocks"] == 0
@@ -263,8 +262,8 @@ async def test_a_slot_paused_before_there_is_a_replica_stays_paused(
     await caller.send(pauses=[1, 2], resumes=[2])
     hire()
     await caller.ended(2)
-    (row,) = await caller.ask("request_state", request_id="r1")
-    assert row["choices"][0]["state"] == "paused" and 1 not in caller.tokens
+    (choice,) = (await caller.ask("request_state", request_id="r1"))["choices"]
+    assert choice["state"] == "paused" and 1 not in caller.tokens
     await caller.send(resumes=[1])
     await caller.ended(1)
 
@@ -295,18 +294,18 @@ async def test_questions_are_answered_by_every_replica(caller: Caller, hire: Hir
     prompt = [7] * 40
     await caller.add(1, prompt, max_tokens=2)
     await caller.ended(1)
-    assert await caller.ask("request_state", request_id="r1") == []
-    rows = await caller.ask("explain", prompt_token_ids=prompt, max_tokens=9)
+    assert await caller.ask("request_state", request_id="r1") == {"choices": []}
+    rows = (await caller.ask("explain", token_ids=prompt))["replicas"]
     assert [row["replica"] for row in rows] == [1, 2]
     assert sorted(row["num_cached_tokens"] for row in rows) == [0, 32]
-    statistics = await caller.ask("cache_statistics")
+    statistics = (await caller.ask("cache_statistics"))["replicas"]
     assert sum(row["blocks"]["cached"] for row in statistics) == 2
-    dropped = await caller.ask("cache_reset")
+    dropped = (await caller.ask("cache_reset"))["replicas"]
     assert sorted(row["num_blocks_dropped"] for row in dropped) == [0, 2]
     with pytest.raises(Refusal, match=r"InvalidRequest: weather: no such question"):
         await caller.ask("weather")
-    with pytest.raises(Refusal, match=r"InvalidRequest: explain: .*max_tokens"):
-        await caller.ask("explain", prompt_token_ids=prompt)
+    with pytest.raises(Refusal, match=r"InvalidRequest: explain: .*token_ids"):
+        await caller.ask("explain", max_tokens=1)
 
 
 async def test_a_question_does_not_wait_for_a_replica_that_is_lost(
@@ -317,4 +316,4 @@ async def test_a_question_does_not_wait_for_a_replica_that_is_lost(
     worker = hire()
     await caller.until(lambda: caller.states[-1].num_replicas == 2)
     worker.die()
-    assert len(await caller.ask("cache_statistics")) in (1, 2)
+    assert len((await caller.ask("cache_statistics"))["replicas"]) in (1, 2)
