@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import orjson
 
 from common.errors import (
     DeadlineExceeded,
@@ -27,10 +30,19 @@ from protos.common_pb2 import (
     Finish,
     FinishReason,
     ModelInfo,
+    Query,
     QueryAnswer,
 )
 from protos.engine_pb2 import Bulk, TokenBatch
-from protos.tokenizer_pb2 import ConvertReply, ConvertRequest, TextBatch, TextBulk, TextRequest
+from protos.tokenizer_pb2 import (
+    AskReply,
+    ConvertReply,
+    ConvertRequest,
+    EngineAnswer,
+    TextBatch,
+    TextBulk,
+    TextRequest,
+)
 from tokenizer_service.bulks import BulkText
 from tokenizer_service.conversion import convert
 from tokenizer_service.metrics import TokenizerMetrics
@@ -44,6 +56,9 @@ from tokenizer_service.ticket import BulkSink, Choice, Session, Sink, Ticket
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
+REQUEST_STATE = "request_state"
+"""The one kind of question that this tier has an answer to."""
+THIS_TIER = "tokenizer"
 MAX_PENDING = 1024
 """Requests being encoded or waiting for an engine; more are refused."""
 
@@ -104,6 +119,27 @@ class TextPipeline:
     async def convert(self, request: ConvertRequest) -> ConvertReply:
         """Do text work without generation."""
         return await convert(self._model, request, self.models()[0].max_model_len)
+
+    async def ask(self, query: Query, unreachable: Iterable[str]) -> AskReply:
+        """Put a question to every engine; add what only this tier knows of a request."""
+        own = self._own_state(query) if query.kind == REQUEST_STATE else []
+        reply = await self.questions.ask(query, unreachable)
+        if own:
+            body = orjson.dumps({"choices": own})
+            answer = QueryAnswer(query_id=query.query_id, body_json=body)
+            reply.answers.append(EngineAnswer(engine=THIS_TIER, answer=answer))
+        return reply
+
+    def _own_state(self, query: Query) -> list[dict[str, Any]]:
+        """Return the choices of the asked request that no engine has."""
+        asked = orjson.loads(query.body_json or b"{}")
+        key = (asked.get("tenant", ""), asked.get("request_id", ""))
+        return [
+            {"choice": choice.index, "state": "opening" if choice.stream is None else "replaying"}
+            for ticket in self._tickets.get(key, ())
+            for choice in ticket.choices
+            if choice.is_open and choice.seat is None
+        ]
 
     def submit(self, session: int, request: TextRequest) -> asyncio.Task[None]:
         """Take a request; return the task that ends when it runs in an engine or was refused.

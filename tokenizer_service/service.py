@@ -131,7 +131,7 @@ class TokenizerService(TokenizerServicer):
 
     async def Ask(self, request: Query, context: Any) -> AskReply:
         """Put a question to every engine; return the answers, or what became of them."""
-        return await self._pipeline.questions.ask(request, self._unreachable())
+        return await self._pipeline.ask(request, self._unreachable())
 
 
 async def write_all(outbox: Outbox, context: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
-from protos.common_pb2 import Query, QueryAnswer
+from protos.common_pb2 import Limits, Query, QueryAnswer
 from tests.support.fake_engine import FakeLink, ready_state
+from tests.tokenizer_service.stage import Build, request
 from tokenizer_service.placement import EngineSeats
 from tokenizer_service.questions import Questions
 
@@ -46,3 +48,20 @@ async def test_the_dead_the_silent_and_the_unreachable_are_named() -> None:
 
 async def test_nobody_to_ask() -> None:
     assert not (await Questions(EngineSeats()).ask(QUERY)).answers
+
+
+async def test_this_tier_answers_for_requests_that_no_engine_has(build: Build) -> None:
+    stage = build(with_engine=False)
+    task = stage.pipeline.submit(stage.session, request(3, limits=Limits(tenant="t", n=2)))
+    body = json.dumps({"request_id": "r3", "tenant": "t"}).encode()
+    query = Query(query_id=1, kind="request_state", body_json=body)
+    (told,) = (await stage.pipeline.ask(query, ())).answers
+    states = [(c["choice"], c["state"]) for c in json.loads(told.answer.body_json)["choices"]]
+    assert told.engine == "tokenizer" and states == [(0, "opening"), (1, "opening")]
+    other = Query(kind="request_state", body_json=b'{"request_id": "r3", "tenant": "u"}')
+    assert not (await stage.pipeline.ask(other, ())).answers
+    stage.pipeline.attach_engine(stage.link)
+    await task
+    stage.pipeline.detach_engine(stage.link)
+    (told,) = (await stage.pipeline.ask(query, ())).answers
+    assert b"replaying" in told.answer.body_json
