@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ANY_OBJECT = {"type": "object"}
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Calls on one line, as chat templates write them. The worker bounds white space elsewhere."""
 
 
 def rules(
@@ -22,7 +24,7 @@ def rules(
     lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
     for k, tool in enumerate(tools):
         head = f'{before}{{"name": {json.dumps(tool["name"])}, "{key}": '
-        schema = json.dumps(tool.get("parameters") or ANY_OBJECT)
+        schema = json.dumps(spaced(tool.get("parameters") or ANY_OBJECT))
         lines.append(f"call_{k}: {quoted(head)} arguments_{k} {quoted('}' + after)}")
         lines.append(f"arguments_{k}: %json {schema}")
     return "\n".join(lines) + "\n"
@@ -32,7 +34,12 @@ def forced(calls: str, schema: Mapping[str, Any] | None = None) -> str:
     """Return a whole grammar: calls, or, with a `schema`, calls or JSON of that schema."""
     if schema is None:
         return f"start: calls\n{calls}"
-    return f"start: calls | answer\nanswer: %json {json.dumps(schema)}\n{calls}"
+    return f"start: calls | answer\nanswer: %json {json.dumps(spaced(schema))}\n{calls}"
+
+
+def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `schema` with our spacing, unless it says how it wants white space."""
+    return {"x-guidance": SPACING, **schema}
 
 
 def quoted(text: str) -> str:

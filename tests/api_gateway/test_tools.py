@@ -128,9 +128,9 @@ start: calls
 calls: call ("\\n" call)*
 call: call_0 | call_1
 call_0: "<tool_call>\\n{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}\\n</tool_call>"
-arguments_0: %json {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+arguments_0: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 call_1: "<tool_call>\\n{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}\\n</tool_call>"
-arguments_1: %json {"type": "object"}
+arguments_1: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object"}
 """  # noqa: E501
 
 
