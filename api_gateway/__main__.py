@@ -29,7 +29,9 @@ from api_gateway.endpoints.requests import Requests
 from api_gateway.health import Health
 from api_gateway.listening import PortTaken, listen
 from api_gateway.metrics import GatewayMetrics
+from api_gateway.openapi import OpenApi
 from api_gateway.pipeline import Pipeline
+from api_gateway.protocol import BoundedProtocol
 from api_gateway.routing import Router
 from api_gateway.scrape import Scrape
 from api_gateway.settings import Settings
@@ -75,6 +77,7 @@ class Gateway:
             cache=Cache(calls),
             health=self.health,
             scrape=Scrape(self.metrics),
+            openapi=OpenApi(),
             ui=UiFiles(),
         )
 
@@ -110,7 +113,7 @@ def configure(app: App) -> uvicorn.Config:
     """Return uvicorn's configuration: the fast parts, none of the talkative ones."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

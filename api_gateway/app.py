@@ -22,6 +22,7 @@ from api_gateway.endpoints.requests import Requests
 from api_gateway.errors import error_headers, error_object
 from api_gateway.health import Health
 from api_gateway.metrics import GatewayMetrics
+from api_gateway.openapi import OpenApi
 from api_gateway.routing import Route, Router
 from api_gateway.scrape import Scrape
 from api_gateway.ui_files import UiFiles
@@ -44,6 +45,7 @@ class Endpoints:
     cache: Cache
     health: Health
     scrape: Scrape
+    openapi: OpenApi
     ui: UiFiles
 
 
@@ -70,6 +72,7 @@ def routes(to: Endpoints) -> list[Route]:
         Route("GET", "/health", to.health.ready, is_public=True),
         Route("GET", "/version", to.health.version, is_public=True),
         Route("GET", "/metrics", to.scrape.show, is_public=True),
+        Route("GET", "/openapi.json", to.openapi.show, is_public=True),
         Route("GET", "/", to.ui.page, is_public=True),
         Route("GET", "/ui/{id}", to.ui.file, is_public=True),
     ]

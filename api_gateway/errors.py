@@ -21,6 +21,14 @@ class MethodNotAllowed(ServiceError):
     default_code = "method_not_allowed"
 
 
+class HeadTooLarge(ServiceError):
+    """Request line and headers are over the limit."""
+
+    http_status = 431
+    openai_type = "invalid_request_error"
+    default_code = "head_too_large"
+
+
 def error_object(error: ServiceError, request_id: str) -> dict[str, Any]:
     """Return `{"error": …}` as OpenAI clients read it, with our request id."""
     fields: dict[str, Any] = {

@@ -14,6 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from api_gateway.health import SERVICE
 
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 2**18  # what a client that reads nothing can have waiting in the kernel
 SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
 
 
@@ -32,6 +33,7 @@ def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if sys.platform == "linux":
             timeout_ms = int(user_timeout_s * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)

@@ -13,6 +13,7 @@ REFERENCE_DATA = ROOT.parent / "shared"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference-data", type=Path, default=REFERENCE_DATA)
     parser.addoption("--model", type=Path, help="model folder for the tests marked `model`")
+    parser.addoption("--slow", action="store_true", help="run the tests marked `slow` too")
     parser.addoption("--golden-rewrite", action="store_true", help="rewrite golden stories")
 
 
@@ -22,6 +23,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "model" in item.keywords:
                 item.add_marker(absent)
+    if not config.getoption("--slow"):
+        later = pytest.mark.skip(reason="runs with --slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(later)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import uvicorn
 
 from api_gateway.__main__ import Gateway, configure
 from api_gateway.settings import Settings
+from tests.api_gateway.official import verify
 from tests.support.fake_tokenizer import FakeTokenizer, echo
 
 MakeClient = Callable[..., Awaitable[httpx.AsyncClient]]
@@ -60,8 +61,10 @@ async def client(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def in_process(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """A client whose every reply is held against OpenAI's schemas."""
     transport = httpx.ASGITransport(gateway.app())
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    options: dict[str, Any] = {"base_url": "http://gateway", "event_hooks": {"response": [verify]}}
+    async with httpx.AsyncClient(transport=transport, **options) as http:
         yield http
 
 
@@ -70,6 +73,7 @@ async def serving(tokenizers: str, **settings: Any) -> AsyncIterator[tuple[Gatew
     """A gateway behind real uvicorn on a free port; yields it and its URL."""
     gateway = Gateway(Settings(tokenizers=tokenizers, **settings))
     sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # slow clients show soon
     server = uvicorn.Server(configure(gateway.app()))
     task = asyncio.create_task(server._serve([sock]))
     await until(lambda: server.started and bool(gateway.clients.states()))

@@ -78,7 +78,16 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_obeyed(file: Path)
 async def test_all_routes_but_the_listed_ones_ask_for_a_key(
     fake: FakeTokenizer, file: Path
 ) -> None:
-    public = {"/live", "/ready", "/health", "/version", "/metrics", "/", "/ui/{id}"}
+    public = {
+        "/live",
+        "/ready",
+        "/health",
+        "/version",
+        "/metrics",
+        "/",
+        "/ui/{id}",
+        "/openapi.json",
+    }
     async with (
         running(fake.address, api_key_file=str(file)) as gateway,
         in_process(gateway) as http,
@@ -86,7 +95,8 @@ async def test_all_routes_but_the_listed_ones_ask_for_a_key(
         for route in routes(gateway.endpoints):
             assert route.is_public == (route.path in public), route.path
             if not route.is_public:
-                reply = await http.request(route.method, route.path.replace("{id}", "x"))
+                path = route.path.replace("{id}", "x").replace("{name}", "x")
+                reply = await http.request(route.method, path)
                 assert reply.status_code == 401, route.path
                 assert reply.headers["www-authenticate"] == "Bearer"
                 assert reply.json()["error"]["code"] == "invalid_api_key"

@@ -45,22 +45,48 @@ async def test_a_client_that_leaves_a_whole_reply_frees_its_slot(
     assert await fake.aborts.get() == slot
 
 
-async def test_a_client_that_takes_nothing_is_cut_off(fake: FakeTokenizer) -> None:
-    fake.script = None
+async def slow_client(url: str) -> socket.socket:
+    """Ask for a stream and read nothing of it."""
     body = json.dumps(completion(stream=True)).encode()
-    async with serving(fake.address, slow_client_timeout_s=0.3) as (gateway, url):
-        host, port = url.removeprefix("http://").split(":")
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
+    host, port = url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
+    return client
+
+
+async def test_a_client_that_takes_nothing_is_paused_then_cut_off(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with serving(fake.address, slow_client_timeout_s=1.0) as (gateway, url):
+        client = await slow_client(url)
         stream, slot = await fake.arrivals.get()
         while slot not in stream.aborted:
-            stream.token(slot, "x" * 100_000)
+            stream.token(slot, "x" * 20_000, *range(40))
             await asyncio.sleep(0.01)
+        assert stream.pauses == [(slot, True)]
         await until(lambda: gateway.admission.num_active == 0)
+        client.close()
+
+
+async def test_pauses_end_when_the_socket_has_room(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with serving(fake.address) as (_, url):
+        client = await slow_client(url)
+        stream, slot = await fake.arrivals.get()
+        while not stream.pauses:
+            stream.token(slot, "x" * 20_000, *range(40))
+            await asyncio.sleep(0.01)
+        loop = asyncio.get_running_loop()
+        while len(stream.pauses) < 2:
+            await loop.sock_recv(client, 2**20)
+        assert stream.pauses == [(slot, True), (slot, False)]
+        stream.finish(slot)
+        received = b""
+        while b"[DONE]" not in received:
+            received = received[-100:] + await loop.sock_recv(client, 2**20)
         client.close()
 
 

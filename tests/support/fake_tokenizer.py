@@ -251,7 +251,9 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
         self.converted.append(request)
         kind = request.WhichOneof("input")
         if kind == "token_ids":
-            return ConvertReply(text="".join(map(chr, array("I", request.token_ids))))
+            return ConvertReply(
+                text="".join(chr(k % 0xD800) for k in array("I", request.token_ids))
+            )
         text = request.text
         if kind == "chat":
             messages = json.loads(request.chat.messages_json)

@@ -1,0 +1,96 @@
+"""The server's HTTP protocol with bounds: how large a head may be, how long it may take to come.
+
+uvicorn alone has neither: a head that never ends would be gathered for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api_gateway.asgi import new_request_id
+from api_gateway.errors import HeadTooLarge, error_object
+from common.errors import InvalidRequest, ServiceError
+from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
+
+HEAD_TIMEOUT_S = 30.0
+
+
+class HeadLimit(Exception):
+    """Request line and headers together are over the limit."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _is_in_head = True
+    _num_head_bytes = 0
+    _is_too_large = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; with too many connections, do not."""
+        super().connection_made(transport)
+        self._start_timer()
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; give up on a head that is already too large."""
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES:
+            self._is_too_large = True
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_message_complete(self) -> None:
+        """The next head begins; what of it came with this body is not counted."""
+        super().on_message_complete()
+        self._is_in_head, self._num_head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        """Begin the request, if its head is within bounds."""
+        self._is_in_head = False
+        self._stop_timer()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEADER_BYTES:
+            self._is_too_large = True
+            raise HeadLimit  # the parser gives it to data_received as an error of its own
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request in the words of every other error, and close."""
+        error: ServiceError = InvalidRequest("this is not an HTTP request", code="invalid_http")
+        if self._is_too_large:
+            error = HeadTooLarge(f"the head has more than {MAX_HEADER_BYTES} bytes")
+        if self.transport.is_closing():
+            return
+        body = orjson.dumps(error_object(error, new_request_id()))
+        head: list[Any] = [
+            STATUS_LINE[error.http_status],
+            b"content-type: application/json\r\nconnection: close\r\n",
+            b"content-length: %d\r\n\r\n" % len(body),
+        ]
+        self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

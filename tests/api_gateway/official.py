@@ -1,0 +1,77 @@
+"""OpenAI's own schemas, held against every reply that passes a test's client."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+
+from tests.conftest import REFERENCE_DATA
+
+FILE = REFERENCE_DATA / "openai" / "openapi-subset.json"
+REPLIES = {
+    "/v1/chat/completions": "CreateChatCompletionResponse",
+    "/v1/completions": "CreateCompletionResponse",
+    "/v1/embeddings": "CreateEmbeddingResponse",
+    "/v1/models": "ListModelsResponse",
+}
+CHUNKS = {**REPLIES, "/v1/chat/completions": "CreateChatCompletionStreamResponse"}
+
+
+@cache
+def components(file: Path) -> dict[str, Any]:
+    """Return the schemas, with what the real service sends and they leave out.
+
+    Streamed completions have null finish reasons and null usage, the first token of an echo has no
+    logprob, and vectors come as base64 when asked for.
+    """
+    found: dict[str, Any] = json.loads(file.read_text())["components"]["schemas"]
+    completion = found["CreateCompletionResponse"]["properties"]
+    completion["usage"] = or_null(completion["usage"])
+    choice = completion["choices"]["items"]["properties"]
+    choice["finish_reason"] = or_null(choice["finish_reason"])
+    logprobs = choice["logprobs"]["anyOf"][0]["properties"]
+    for name in ("token_logprobs", "top_logprobs"):
+        logprobs[name]["items"] = or_null(logprobs[name]["items"])
+    vector = found["Embedding"]["properties"]
+    vector["embedding"] = {"anyOf": [vector["embedding"], {"type": "string"}]}
+    return found
+
+
+def or_null(shape: Any) -> dict[str, Any]:
+    return {"anyOf": [shape, {"type": "null"}]}
+
+
+@cache
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    shape = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": components(FILE)}}
+    return jsonschema.Draft202012Validator(shape)
+
+
+def check(name: str, value: Any) -> None:
+    validator(name).validate(value)
+
+
+async def verify(reply: httpx.Response) -> None:
+    """Hold one whole reply against its schema; strangers have none."""
+    if not FILE.exists():
+        return
+    body = await reply.aread()
+    path = reply.request.url.path
+    if reply.headers.get("content-type", "").startswith("text/event-stream"):
+        for frame in body.decode().split("\n\n"):
+            data = frame.rpartition("data: ")[2]
+            if data.startswith("{"):
+                is_error = frame.startswith("event: error")
+                check("ErrorResponse" if is_error else CHUNKS[path], json.loads(data))
+    elif reply.status_code != 200:
+        if path not in ("/ready", "/health"):
+            check("ErrorResponse", json.loads(body))
+    elif path in REPLIES:
+        check(REPLIES[path], json.loads(body))
+    elif path.startswith("/v1/models/"):
+        check("Model", json.loads(body))

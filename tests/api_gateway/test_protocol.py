@@ -1,0 +1,79 @@
+"""What stands before the application: heads that are too large, too slow or no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from api_gateway import protocol
+from api_gateway.__main__ import Gateway
+from protos.limits import MAX_HEADER_BYTES
+from tests.api_gateway.conftest import serving
+from tests.api_gateway.requests import completion
+from tests.support.fake_tokenizer import FakeTokenizer
+
+Served = tuple[Gateway, httpx.AsyncClient]
+
+
+async def talk(http: httpx.AsyncClient, *pieces: bytes) -> bytes:
+    """Send raw bytes and return all that comes until the server closes."""
+    url = http.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        reply = await reader.read()
+    writer.close()
+    return reply
+
+
+def error_of(reply: bytes) -> tuple[bytes, Any]:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return head.split(b" ")[1], json.loads(body)["error"]
+
+
+LONG = b"x" * MAX_HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /live HTTP/1.1\r\nA: " + LONG + b"\r\n\r\n"],
+        [b"GET /live HTTP/1.1\r\nA: " + LONG, b"x"],  # it never ends
+        [b"GET /" + LONG + b" HTTP/1.1\r\n\r\n"],
+        [b"GET /live HTTP/1.1\r\n", b"".join(b"A%d: b\r\n" % k for k in range(2000)), b"\r\n"],
+    ],
+)
+async def test_large_heads_are_431(served: Served, pieces: list[bytes]) -> None:
+    _, http = served
+    status, error = error_of(await talk(http, *pieces))
+    assert status == b"431" and error["code"] == "head_too_large"
+    assert (await http.get("/live")).status_code == 200
+
+
+@pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"{}\r\n\r\n"])
+async def test_what_is_no_http_is_400(served: Served, junk: bytes) -> None:
+    _, http = served
+    status, error = error_of(await talk(http, junk))
+    assert status == b"400" and error["code"] == "invalid_http" and error["request_id"]
+
+
+async def test_a_long_body_is_no_head_and_a_connection_serves_again(served: Served) -> None:
+    _, http = served
+    for _ in range(3):
+        reply = await http.post("/v1/completions", json=completion(prompt="x" * 100_000))
+        assert reply.status_code == 200
+
+
+async def test_a_head_that_does_not_come_closes_the_connection(
+    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+    async with serving(fake.address) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        assert await talk(http) == b""
+        assert await talk(http, b"GET /live HTT") == b""
