@@ -21,6 +21,8 @@ import numpy as np
 from protos import common_pb2
 from protos import worker as wire
 from worker.kernels.checks import Floats
+from worker.kernels.contenders import Contenders
+from worker.kernels.library import load_library
 from worker.rows import Row
 from worker.sampler import Sampler
 
@@ -91,7 +93,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=20)
     args = parser.parse_args()
     logits = logits_of(args.rows, args.vocabulary)
-    sampler = Sampler(args.vocabulary)
+    library = load_library()
+    contenders = Contenders(library, library.highest_level) if library else None
+    sampler = Sampler(args.vocabulary, contenders)
     cases: list[tuple[str, int | None, dict[str, Any]]] = [
         *((name, None, fields) for name, fields in CHAINS.items()),
         ("default + 5 logprobs", 5, CHAINS["default chain"]),

@@ -20,6 +20,7 @@ from worker.batch import Batch, Inputs, Work
 from worker.drawing import Drawing
 from worker.errors import RowError
 from worker.grammar import Grammars
+from worker.kernels.contenders import Contenders
 from worker.kv_cache import KvCache
 from worker.models.decoder import Outputs
 from worker.rows import Room, Row, Rows
@@ -41,6 +42,10 @@ class Device(Protocol):
 
     def bind(self, model: Any, caches: Sequence[LayerCache]) -> Callable[[Batch], Outputs]:
         """Return the pass over a batch; what that returns is valid until the next one."""
+        ...
+
+    def contenders(self) -> Contenders | None:
+        """Return what finds the few tokens that may win a draw, if the device has it."""
         ...
 
 
@@ -73,7 +78,7 @@ class ModelRunner:
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
-        self._sampler = Sampler(vocab_size)
+        self._sampler = Sampler(vocab_size, device.contenders())
 
     @property
     def num_blocks(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Floats
+from worker.kernels.contenders import Contenders
 from worker.logprobs import with_alternatives
 from worker.noise import gumbel, stream
 from worker.rows import Row
@@ -38,8 +39,9 @@ class Drawn(NamedTuple):
 class Sampler:
     """Draws tokens; keeps only the ids of the vocabulary between calls."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, contenders: Contenders | None = None) -> None:
         self._ids = np.arange(vocab_size)
+        self._contenders = contenders
 
     def sample(self, logits: Floats, rows: Sequence[Row]) -> list[Drawn]:
         """Draw one token per row; logits: float32 [len(rows), V], not changed."""
@@ -54,7 +56,7 @@ class Sampler:
             if row.draw.is_plain:
                 return Drawn(row, likeliest, _logprobs(logits, row, likeliest))
             trace = Trace() if row.draw.is_traced else None
-            token_id = self._draw(logits, row, float(logits[likeliest]), trace)
+            token_id = self._draw(logits, row, likeliest, trace)
             told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
             return Drawn(row, token_id, _logprobs(logits, row, token_id), trace=told)
         except RowError as error:
@@ -62,13 +64,28 @@ class Sampler:
         except Exception as error:
             return Drawn(row, fault=f"sampling failed: {error!r}")
 
-    def _draw(self, logits: Floats, row: Row, highest: float, trace: Trace | None) -> int:
-        key = self.key(row)
-        left = self.survivors(logits, row.draw, row.history._replace(key=key), highest, trace)
+    def _draw(self, logits: Floats, row: Row, likeliest: int, trace: Trace | None) -> int:
+        draw, key = row.draw, self.key(row)
+        left = self._contending(logits, draw, likeliest, key)
+        if left is None:
+            history, highest = row.history._replace(key=key), float(logits[likeliest])
+            left = self.survivors(logits, draw, history, highest, trace)
         keys = left.logits
-        if not row.draw.is_greedy:
+        if not draw.is_greedy:
             keys = np.add(keys, gumbel(key, left.ids))
         return int(left.ids[int(keys.argmax())])
+
+    def _contending(
+        self, logits: Floats, draw: Draw, likeliest: int, key: int
+    ) -> Candidates | None:
+        """Return those of all tokens that may win, where any token may be drawn."""
+        temperature = draw.free_temperature
+        if self._contenders is None or temperature is None:
+            return None
+        ids = self._contenders.places(logits, likeliest, temperature, key)
+        if ids is None:
+            return None
+        return Candidates(ids, logits[ids].astype(np.float64) / temperature)
 
     @staticmethod
     def key(row: Row) -> int:

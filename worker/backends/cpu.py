@@ -18,6 +18,7 @@ from worker.backends.program import Live, Program, Sink
 from worker.batch import Batch
 from worker.errors import KernelError
 from worker.kernels.checks import I32, Floats, Ints, require
+from worker.kernels.contenders import Contenders
 from worker.kernels.crew import available_cores
 from worker.kernels.library import Level, Library
 from worker.kernels.packed import (
@@ -98,6 +99,10 @@ class CpuBackend:
     def fingerprint(self) -> str:
         """Levels agree bit for bit, so that none is named."""
         return f"cpu {self._format.name.lower()} kernels=1"
+
+    def contenders(self) -> Contenders:
+        """Return what finds the few tokens that may win a draw."""
+        return Contenders(self._library, self.level)
 
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.

@@ -94,6 +94,10 @@ class ReferenceBackend:
         """Return `batch` with room for what the layers of the step will share."""
         return ReferenceStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
 
+    def contenders(self) -> None:
+        """Draws look at every token."""
+        return None
+
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns."""
 

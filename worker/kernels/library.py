@@ -45,6 +45,7 @@ class Library:
         self.close = self._function("millrace_close", None, pointer)
         self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
         self.pack = self._function("millrace_pack", None, pointer, pointer)
+        self.contenders = self._function("millrace_contenders", i64, i32, pointer)
         self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())
         self.highest_level = Level(self._function("millrace_highest_level", i32)())
 

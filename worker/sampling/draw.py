@@ -14,6 +14,7 @@ from worker.grammar import Follower, Grammars
 from worker.sampling.candidates import Recipe, column
 from worker.sampling.chain import chain
 from worker.sampling.shortlist import shortlist
+from worker.sampling.temperature import Temperature
 
 
 class Draw:
@@ -40,7 +41,17 @@ class Draw:
             self.is_greedy and not (self.stages or self.is_traced) and self.grammar is None
         )
         """The likeliest token of the raw logits is drawn."""
+        self.free_temperature = self._free_temperature()
         self.shortlist = None if self.is_traced else shortlist(self.stages)
+
+    def _free_temperature(self) -> float | None:
+        """Return the temperature when it is all there is to the chain: any token may be drawn."""
+        if self.is_greedy or self.is_traced or self.grammar is not None or len(self.stages) > 1:
+            return None
+        if not self.stages:
+            return 1.0
+        stage = self.stages[0][1]
+        return stage.temperature if isinstance(stage, Temperature) else None
 
 
 def _decode(sampling: bytes) -> common_pb2.SamplingParams:

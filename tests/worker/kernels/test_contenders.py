@@ -1,0 +1,78 @@
+"""Contenders: whoever wins among all tokens is among them, at every level, and they are few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.operators import levels, library
+from tests.worker.sampling.rows import row
+from worker.errors import KernelError
+from worker.kernels.checks import Floats
+from worker.kernels.contenders import ROOM, Contenders
+from worker.kernels.library import Level
+from worker.noise import gumbel, stream
+from worker.sampler import Sampler
+
+
+def bell(size: int, spread: float, seed: int) -> Floats:
+    logits: Floats = (spread * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+    logits[:: max(2, size // 7)] = -np.inf
+    return logits
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("size", [1, 255, 257, 9_001])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 300.0])
+def test_the_winner_is_among_them(level: Level, size: int, spread: float) -> None:
+    contenders = Contenders(library(), level)
+    for seed, temperature in enumerate((1.0, 0.3, 2.0, 1e-6, 0.05)):
+        logits = bell(size, spread, seed)
+        logits[size // 2] = 1.5
+        key = stream(seed, 1, size)
+        places = contenders.places(logits, int(logits.argmax()), temperature, key)
+        if places is None:
+            assert size > ROOM and spread * temperature < 1
+            continue
+        keys = logits.astype(np.float64) / temperature + gumbel(key, np.arange(size))
+        assert int(keys.argmax()) in places
+        assert np.all(np.diff(places) > 0)
+
+
+def test_levels_find_the_same_ones() -> None:
+    logits = bell(5000, 2.0, 5)
+    found = [
+        Contenders(library(), level).places(logits, int(logits.argmax()), 1.0, 99)
+        for level in levels()
+    ]
+    for one in found:
+        assert one is not None and found[0] is not None
+        assert np.array_equal(one, found[0]) and 0 < len(one) < 200
+
+
+def test_more_than_there_is_room_for_is_told() -> None:
+    logits = np.full(30_000, -50, np.float32)
+    logits[20_000:] = 0  # none of those the bar is made of
+    logits[29_999] = -1
+    found = Contenders(library(), levels()[-1]).places(logits, 0, 1.0, 3)
+    assert found is None
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 1.0}, {"temperature": 0.6}, {}])
+def test_a_draw_is_the_same_with_and_without(fields: dict[str, Any]) -> None:
+    quick = Sampler(20_000, Contenders(library(), levels()[-1]))
+    slow = Sampler(20_000)
+    params = {"temperature": None, **fields}
+    rows = [row(vocab_size=20_000, seed=seed, logprobs=1, **params) for seed in range(30)]
+    logits = np.stack([bell(20_000, 0.2 + seed / 10, seed) for seed in range(30)])
+    ours, theirs = quick.sample(logits, rows), slow.sample(logits, rows)
+    assert [one.token_id for one in ours] == [one.token_id for one in theirs]
+    assert rows[0].draw.free_temperature is not None
+
+
+def test_wrong_logits_are_refused() -> None:
+    contenders = Contenders(library(), levels()[0])
+    with pytest.raises(KernelError, match="contenders: logits has dtype float64"):
+        contenders.places(np.zeros(4), 0, 1.0, 1)  # type: ignore[arg-type]

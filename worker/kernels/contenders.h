@@ -1,0 +1,17 @@
+// Which tokens may win a draw. See contenders.py for the mathematics.
+#pragma once
+#include "types.h"
+
+namespace millrace {
+
+struct ContendersArguments {
+  const float* logits;
+  int64_t count;
+  float scale;   // of a logit to its power of two: log2(e) / temperature
+  float offset;  // a token contends when log2(distance) <= logit * scale + offset
+  uint64_t key;
+  int32_t* places;  // out, rising
+  int64_t room;
+};
+
+}  // namespace millrace
