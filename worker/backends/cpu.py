@@ -215,7 +215,7 @@ class CpuBackend:
         shape = linear.shape
         _require("linear", "x", x, shape.num_inputs)
         out = Buffer(x.rows, shape.num_outputs)
-        scratch = Buffer(x.rows, shape.scratch_width)
+        scratch = Buffer(x.rows, shape.scratch_width, fixed_bytes=shape.scratch_rest)
         sizes = (shape.num_inputs, shape.num_outputs, shape.format, shape.group)
         words = (x, linear.weight, linear.scales, linear.bias, out, scratch, *sizes)
         self._add(Kind.LINEAR, x.rows, *words)

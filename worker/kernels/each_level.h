@@ -1,7 +1,7 @@
 // Compile the kernel body named by KERNEL_BODY once for each level, in a namespace of that name.
 // The instructions come from pragmas and not from compiler flags, so that one library runs on every
 // machine. The body includes nothing: its headers are included before, outside the namespaces.
-// LEVEL_ID is the name of the namespace as a value of `Level`.
+// AMX is named beside AVX512 so that `tiles.h` is inlined; no compiler uses it by itself.
 #include "levels.h"
 #include "pool.h"
 
@@ -31,12 +31,13 @@ namespace avx2 {
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,amx-tile," \
+                          "amx-bf16,amx-int8"))), \
     apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8")
 #endif
 namespace avx512 {
 #define LANES_LEVEL 512

@@ -11,6 +11,8 @@ struct Bytes {  // [16 outputs][4 inputs]
   __m512i v;
 };
 inline Ints splat(int32_t a) { return {_mm512_set1_epi32(a)}; }
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Ints add(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Lanes to_lanes(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline Bytes bytes(const uint8_t* line) { return {_mm512_loadu_si512(line)}; }
 inline Bytes low_halves(const uint8_t* line) {
@@ -80,6 +82,15 @@ inline Ints splat(int32_t a) {
   Ints out;
   for (int i = 0; i < 16; i++) out.v[i] = a;
   return out;
+}
+inline Ints load_ints(const int32_t* p) {
+  Ints out;
+  memcpy(out.v, p, sizeof out.v);
+  return out;
+}
+inline Ints add(Ints a, Ints b) {
+  for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
+  return a;
 }
 inline Lanes to_lanes(Ints a) {
   Lanes out;

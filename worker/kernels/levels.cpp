@@ -8,7 +8,11 @@
 
 namespace millrace {
 
-#if defined(__x86_64__)
+#if defined(MILLRACE_EMULATE_TILES)
+
+Level highest_level() { return Level::AMX; }
+
+#elif defined(__x86_64__)
 
 struct Registers {
   uint32_t a, b, c, d;
@@ -29,7 +33,7 @@ static uint64_t saved_state() {
 
 // Linux saves tiles only for a process that has asked for them.
 static bool may_use_tiles() {
-#if defined(__linux__) && !defined(MILLRACE_EMULATE_TILES)
+#if defined(__linux__)
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 #else

@@ -2,6 +2,14 @@
 #include "linear.h"
 
 #include "program.h"
+#include "tiles.h"
+
+// The level whose vectors stand beside the tiles.
+#if defined(MILLRACE_EMULATE_TILES)
+#define TILES_BESIDE 0
+#else
+#define TILES_BESIDE 512
+#endif
 
 namespace millrace {
 
@@ -18,6 +26,12 @@ static int64_t panels_per_piece(int64_t num_panels, int64_t num_threads) {
 
 namespace millrace {
 
+#if defined(MILLRACE_EMULATE_TILES)
+const Levels linear_kernels = EVERY_LEVEL_AND(linear, portable::linear_tiles);
+#elif defined(__x86_64__)
+const Levels linear_kernels = EVERY_LEVEL_AND(linear, avx512::linear_tiles);
+#else
 const Levels linear_kernels = EVERY_LEVEL(linear);
+#endif
 
 }  // namespace millrace

@@ -13,3 +13,7 @@ void linear(const Run& run, const Op& op) {
     case Format::INT4: return int_linear<Int4Weights>(run, a, num_rows);
   }
 }
+
+#if LANES_LEVEL == TILES_BESIDE
+#include "linear_tiles_body.h"
+#endif

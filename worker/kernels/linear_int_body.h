@@ -152,21 +152,19 @@ inline uint32_t largest_size(const float* x, int64_t count) {
 
 // Quantise one group of activations, `count` of which exist; give back the scale and the sum of the
 // values. A group that holds what is not finite gets a scale that is not a number.
-inline float quantise_group(const float* x, int64_t count, int64_t group, Activation* out,
-                            int32_t* sum) {
+inline float quantise_values(const float* x, int64_t count, int64_t group, int8_t* values,
+                             int32_t* sum) {
   constexpr float TINY = 1e-30f;  // 127 over less would overflow
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
   float most = from_bits(largest_size(x, count));
   bool finite = to_bits(most) < 0x7f800000;
   float inverse = finite && most > TINY ? 127.0f / most : 0.0f;
   int32_t total = 0;
-  int8_t values[128];
   for (int64_t k = 0; k < group; k++) {
     float value = k < count && finite ? x[k] * inverse : 0.0f;
     values[k] = int8_t((value + ROUND) - ROUND);
     total += values[k];
   }
-  for (int64_t k = 0; k < group; k++) out[k] = values[k / 4 * 4 + ACTIVATION_ORDER[k % 4]];
   *sum = total;
   return finite ? (most > TINY ? most / 127.0f : 0.0f) : from_bits(0x7fc00000);
 }
@@ -178,10 +176,13 @@ void quantise_row(const LinearArguments& a, const QuantisedRow& layout, const fl
   int32_t* starts = const_cast<int32_t*>(layout.starts(out));
   for (int64_t g = 0; g < layout.num_groups; g++) {
     int64_t first = g * a.group;
+    int8_t values[128];
     int32_t sum;
-    scales[g] = quantise_group(x + first, min_of(a.group, a.num_inputs - first), a.group,
-                               (Activation*)out + first, &sum);
+    scales[g] = quantise_values(x + first, min_of(a.group, a.num_inputs - first), a.group, values,
+                                &sum);
     starts[g] = -W::OFFSET * sum;
+    Activation* to = (Activation*)out + first;
+    for (int64_t k = 0; k < a.group; k++) to[k] = values[k / 4 * 4 + ACTIVATION_ORDER[k % 4]];
   }
 }
 

@@ -85,6 +85,11 @@ class Shape:
         size = self.padded_inputs * 2 + self.padded_inputs // self.group * 8
         return -(-size // 64) * 16
 
+    @property
+    def scratch_rest(self) -> int:
+        """Bytes of scratch memory beside the rows: tiles have 16 rows, however few there are."""
+        return 16 * self.padded_inputs * 2
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:

@@ -28,9 +28,11 @@ struct Levels {
 };
 
 #if defined(__x86_64__)
-#define EVERY_LEVEL(name) {portable::name, avx2::name, avx512::name, avx512::name}
+#define EVERY_LEVEL_AND(name, amx) {portable::name, avx2::name, avx512::name, amx}
+#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, avx512::name)
 #else
-#define EVERY_LEVEL(name) {portable::name, portable::name, portable::name, portable::name}
+#define EVERY_LEVEL_AND(name, amx) {portable::name, portable::name, portable::name, amx}
+#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, portable::name)
 #endif
 
 // Each is defined in the file of its operator.

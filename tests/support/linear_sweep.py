@@ -1,0 +1,48 @@
+"""Linears over a sweep of shapes at two levels of one library, compared bit for bit.
+
+`python -m tests.support.linear_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own: what goes
+wrong inside the library ends the process and not the tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.operators import batch_of, compute, given
+from worker.backends.cpu import CpuBackend
+from worker.kernels.checks import Floats
+from worker.kernels.library import Level, Library
+from worker.kernels.packed import Format, PackedWeight
+
+ROWS = (1, 5, 16, 17, 33, 50)
+SHAPES = ((1, 1), (64, 33), (130, 96), (200, 177), (1100, 16))
+"""(inputs, outputs): below and above a tile, an odd number of panels, more than a pass."""
+
+
+def main(path: str, *names: str) -> None:
+    """Print ok, or raise AssertionError that names the case."""
+    library = Library(Path(path))
+    rng = np.random.default_rng(0)
+    for form, (inputs, outputs) in itertools.product(Format, SHAPES):
+        weight = rng.standard_normal((outputs, inputs), np.float32)
+        bias = rng.standard_normal(outputs, np.float32)
+        backends = [CpuBackend(library, Level[name], form, 2) for name in names]
+        packed = [ops.pack_linear([weight], [bias]) for ops in backends]
+        for rows in ROWS:
+            x = rng.standard_normal((rows, inputs), np.float32)
+            results = [linear(ops, one, x) for ops, one in zip(backends, packed, strict=True)]
+            for result in results[1:]:
+                assert np.array_equal(result, results[0]), (form.name, rows, inputs, outputs)
+    sys.stdout.write("ok\n")
+
+
+def linear(ops: CpuBackend, packed: PackedWeight, x: Floats) -> Floats:
+    return compute(ops, lambda: ops.linear(given(x), packed), batch_of(len(x)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
