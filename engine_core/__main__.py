@@ -12,13 +12,15 @@ import time
 import zmq
 
 from common import logs, metrics, rpc
-from common.settings import load_or_exit
+from common.settings import SettingsError, load_or_exit
 from engine_core.front import Front
 from engine_core.metrics import PhaseTimes, register
 from engine_core.registry import Listener, Registry
 from engine_core.replica import Fleet
 from engine_core.scheduler_process import SchedulerConfig, freeze_heap
+from engine_core.scheduling.bounds import TenantLimits
 from engine_core.settings import Settings
+from engine_core.tenant_file import read_tenants
 from protos.engine_pb2_grpc import add_EngineServicer_to_server
 
 DRAIN_S = 3.0
@@ -29,7 +31,7 @@ WORKER_TIMEOUT_S = 10.0
 """A worker that is silent for longer loses its replica; it speaks four times a second."""
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     """Serve until SIGTERM or SIGINT, then drain and end the schedulers."""
     log = logs.setup("engine", settings.log_level)
     series = metrics.new_registry()
@@ -43,7 +45,7 @@ async def serve(settings: Settings) -> None:
         front.replica_ready, front.replica_output, front.replica_lost, front.replica_answer
     )
     address = f"tcp://{settings.host}:{settings.registry_port}"
-    registry = Registry(context, address, scheduler_config(settings), fleet, listener)
+    registry = Registry(context, address, scheduler_config(settings, tenants), fleet, listener)
     server = rpc.new_server()
     add_EngineServicer_to_server(front, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
@@ -60,7 +62,7 @@ async def serve(settings: Settings) -> None:
     context.term()
 
 
-def scheduler_config(settings: Settings) -> SchedulerConfig:
+def scheduler_config(settings: Settings, tenants: dict[str, TenantLimits]) -> SchedulerConfig:
     """Return what all scheduler processes have in common."""
     return SchedulerConfig(
         replica=0,
@@ -72,8 +74,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         max_waiting=settings.max_waiting,
-        max_tenant_seqs=settings.max_tenant_seqs,
-        max_tenant_blocks=settings.max_tenant_blocks,
+        tenants=tenants,
         prefix_cache=settings.prefix_cache,
         join_timeout_s=JOIN_TIMEOUT_S,
         step_timeout_s=settings.step_timeout_s,
@@ -98,7 +99,11 @@ def main() -> None:
             f"settings: engine: max_num_batched_tokens ({settings.max_num_batched_tokens}) must be "
             f"at least max_num_seqs ({settings.max_num_seqs}): every running sequence needs one"
         )
-    asyncio.run(serve(settings))
+    try:
+        tenants = read_tenants(settings.tenant_limits)
+    except SettingsError as error:
+        sys.exit(f"settings: engine: {error}")
+    asyncio.run(serve(settings, tenants))
 
 
 if __name__ == "__main__":

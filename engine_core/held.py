@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from engine_core.scheduling.bounds import fair_part
 from engine_core.scheduling.request import FinishReason, Problem
 from engine_core.scheduling.rows import slots_of
 from protos.worker import Add
@@ -47,7 +48,7 @@ class Held:
 
 
 class HeldRequests:
-    """At most `max_held` slots."""
+    """At most `max_held` slots, and for every tenant its fair part of them."""
 
     def __init__(self, max_held: int) -> None:
         self._max_held = max_held
@@ -58,8 +59,10 @@ class HeldRequests:
 
     def hold(self, add: Add, now: float) -> Problem | None:
         """Keep `add`; return why not when the bound is reached."""
-        slots = list(slots_of(add))
-        if len(self) + len(slots) > self._max_held:
+        slots, tenant = list(slots_of(add)), add.limits.tenant
+        held = Counter(row.add.limits.tenant for row in self._rows for _ in row.slots)
+        part = fair_part(self._max_held, tenant, held)
+        if len(self) + len(slots) > self._max_held and held[tenant] + len(slots) > part:
             return Problem(
                 "Overloaded",
                 f"no replica is ready and {len(self)} requests wait already (max_waiting)",

@@ -22,7 +22,7 @@ from common import logs
 from common.channel import Router
 from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
-from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.worker_link import ZmqWorkerLink
@@ -46,8 +46,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     """0 = the model's."""
     max_waiting: int
-    max_tenant_seqs: int
-    max_tenant_blocks: int
+    tenants: dict[str, TenantLimits]
     prefix_cache: bool
     join_timeout_s: float
     step_timeout_s: float
@@ -113,8 +112,7 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_waiting=config.max_waiting,
-            max_tenant_seqs=config.max_tenant_seqs,
-            max_tenant_blocks=config.max_tenant_blocks,
+            tenants=config.tenants,
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,

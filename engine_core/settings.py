@@ -38,15 +38,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(description="tokens of prompt and output; 0 = as many as the model has", ge=0)
     ] = 0
     max_waiting: Annotated[
-        int, Meta(description="requests that may wait; one more is refused with 429", ge=1)
-    ] = 1024
-    max_tenant_seqs: Annotated[
-        int, Meta(description="sequences of one tenant that run at a time; 0 = max_num_seqs", ge=0)
-    ] = 0
-    max_tenant_blocks: Annotated[
         int,
-        Meta(description="a tenant holding so many KV blocks starts no more; 0 = no limit", ge=0),
-    ] = 0
+        Meta(
+            description="requests that may wait; more only of tenants with less than an equal part",
+            ge=1,
+        ),
+    ] = 1024
+    tenant_limits: Annotated[
+        str,
+        Meta(
+            description="file of lines `tenant key=number …`, `*` for all others; keys: context, "
+            "new_tokens (a request), seqs, blocks, waiting (at a time); empty = none"
+        ),
+    ] = ""
     prefix_cache: Annotated[
         bool, Meta(description="keep the KV of finished prompts and answers for the next request")
     ] = True

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+import msgspec
+
+OTHERS = "*"
+"""Stands for every tenant that has no limits of its own."""
+
+
+class TenantLimits(msgspec.Struct, frozen=True):
+    """What one tenant may have; 0 = as much as anybody."""
+
+    context: int = 0
+    """Tokens of one request, prompt and output."""
+    new_tokens: int = 0
+    """Output tokens of one choice."""
+    seqs: int = 0
+    """Sequences that run at a time; more of them wait."""
+    blocks: int = 0
+    """KV blocks held at a time; a block that several sequences share counts for each."""
+    waiting: int = 0
+    """Requests in the queue, every choice one; more are refused."""
 
 
 class Bounds(NamedTuple):
@@ -11,7 +32,20 @@ class Bounds(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_waiting: int
-    max_tenant_seqs: int = 0
-    """Sequences of one tenant that run at a time; 0 = no limit of its own."""
-    max_tenant_blocks: int = 0
-    """A tenant that holds this many blocks starts nothing more; its only sequence always may."""
+    tenants: Mapping[str, TenantLimits] = {}
+    """By name; `OTHERS` for those that are not named."""
+
+    def of(self, tenant: str) -> TenantLimits:
+        """Return what `tenant` may have."""
+        return self.tenants.get(tenant) or self.tenants.get(OTHERS) or _UNLIMITED
+
+
+_UNLIMITED = TenantLimits()
+
+
+def fair_part(most: int, tenant: str, waiting: Collection[str]) -> int:
+    """Return how many of `most` places are `tenant`'s when others have taken them all.
+
+    All who wait have equal parts. So one alone may fill the queue, and nobody can shut others out.
+    """
+    return most // len({*waiting, tenant})

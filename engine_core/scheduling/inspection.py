@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_core.scheduling.limits import Facts, admit
+from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.limits import Facts, admit, max_total
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import Refused
 from engine_core.scheduling.roster import Roster
@@ -80,8 +81,11 @@ class CacheStatistics(msgspec.Struct, frozen=True):
 class Inspection:
     """Reads one scheduler's books; `layout` is their name of the KV layout."""
 
-    def __init__(self, roster: Roster, planner: Planner, facts: Facts, layout: str) -> None:
+    def __init__(
+        self, roster: Roster, planner: Planner, facts: Facts, bounds: Bounds, layout: str
+    ) -> None:
         self._roster = roster
+        self._bounds = bounds
         self._planner = planner
         self._facts = facts
         self._layout = layout
@@ -113,7 +117,9 @@ class Inspection:
         """Return how `add` would fare; nothing is entered."""
         layout, roster = self._roster.layout, self._roster
         try:
-            row = Sequence(0, admit(add, self._facts, now), 0, self._facts.max_total)
+            own = self._bounds.of(add.limits.tenant)
+            request = admit(add, self._facts, own, now)
+            row = Sequence(0, request, 0, max_total(request, self._facts, own))
         except Refused as refused:
             why = refused.problem
             refusal = Refusal(why.kind, why.message, why.param, why.code)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from engine_core.scheduling.bounds import TenantLimits
 from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
 from protos.limits import MAX_REQUEST_ID_CHARS, MAX_STOP_TOKEN_IDS, violation
 from protos.worker import Add, Limits
@@ -22,6 +23,7 @@ class Facts(NamedTuple):
     vocab_size: int
     max_model_len: int
     kv_capacity_tokens: int
+    block_size: int
 
     @property
     def max_total(self) -> int:
@@ -29,8 +31,11 @@ class Facts(NamedTuple):
         return min(self.max_model_len, self.kv_capacity_tokens)
 
 
-def admit(add: Add, facts: Facts, now: float) -> Request:
-    """Return the request behind `add`; raise Refused when it may not enter."""
+def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
+    """Return the request behind `add`; raise Refused when it may not enter.
+
+    `own` are the limits of its tenant.
+    """
     if add.attempt >= MAX_ATTEMPTS:
         raise Refused(_given_up(add.attempt))
     for problem in _wrong_numbers(add):
@@ -38,7 +43,52 @@ def admit(add: Add, facts: Facts, now: float) -> Request:
     request = _decode(add, now)
     for problem in _wrong_tokens(request, facts):
         raise Refused(problem)
+    for problem in _too_much(request, facts, own):
+        raise Refused(problem)
     return request
+
+
+def max_total(request: Request, facts: Facts, own: TenantLimits) -> int:
+    """Return how long a sequence of `request` may become, prompt and output."""
+    length = len(request.prompt)
+    bounds = (
+        facts.max_total,
+        own.context,
+        own.new_tokens and length + own.new_tokens,
+        own.blocks * facts.block_size,
+    )
+    return min(bound for bound in bounds if bound)
+
+
+def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Problem]:
+    """Yield what the tenant's own limits forbid, with field, limit and tenant.
+
+    `max_tokens` that fills the context is what is filled in when none is asked for: it is cut.
+    """
+    length, drawn = len(request.prompt), _num_drawn(request)
+    asked = request.limits.max_tokens
+    is_open = not drawn or asked >= facts.max_total - length
+    for key, limit, unit in (
+        ("context", own.context, "a context of"),
+        ("blocks", own.blocks * facts.block_size, f"{own.blocks} KV blocks, that is"),
+    ):
+        room = f"{unit} {limit} tokens with the output"
+        if limit and length + drawn > limit:
+            why, param = f"the prompt has {length} tokens", "prompt"
+        elif limit and not is_open and length + asked > limit:
+            why, param = f"max_tokens is {asked}, the prompt has {length}", "max_tokens"
+        else:
+            continue
+        yield _beyond(request, f"{why}, but {{}} may have {room}", key, param)
+    if own.new_tokens and asked > own.new_tokens and not is_open:
+        why = f"max_tokens is {asked}, but {{}} may have {own.new_tokens} new tokens"
+        yield _beyond(request, why, "new_tokens", "max_tokens")
+
+
+def _beyond(request: Request, why: str, key: str, param: str) -> Problem:
+    message = why.format(f"tenant {request.limits.tenant!r}")
+    code = "context_length_exceeded" if key == "context" else "tenant_limit_exceeded"
+    return _invalid(f"{message} (tenant_limits: {key})", param, code)
 
 
 def _given_up(attempt: int) -> Problem:

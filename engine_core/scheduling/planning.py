@@ -59,6 +59,8 @@ class Planner:
         """Return what step `step_id` computes; empty when there is nothing to do."""
         draft = Draft(step_id, self._bounds.max_num_batched_tokens)
         tenants = self._roster.tenants
+        if self._bounds.tenants:
+            self._preempt_over_limits()
         self._preempt_for_memory(draft)
         if len(tenants) > 1 and not draft.has_preempted:
             self._preempt_for_fairness(now)
@@ -95,6 +97,24 @@ class Planner:
 
     # ── making way ───────────────────────────────────────────────────────────────────────────
 
+    def _preempt_over_limits(self) -> None:
+        """Preempt until no tenant's rows grow over the blocks that it may hold."""
+        running = self._roster.running
+        for tenant in [*self._roster.seats]:
+            most = self._bounds.of(tenant).blocks
+            rows = [row for row in running if row.tenant == tenant]
+            while most and len(rows) > 1:
+                held = sum(len(row.block_ids) for row in rows)
+                if held + sum(self._must_grow(row) for row in rows) <= most:
+                    break
+                self._roster.preempt(rows.pop())
+
+    @staticmethod
+    def _must_grow(row: Sequence) -> bool:
+        """Return whether `row` needs a block to go on."""
+        is_full = row.num_planned - row.num_guesses >= row.capacity
+        return is_full and row.num_expected < row.max_total
+
     def _preempt_for_memory(self, draft: Draft) -> None:
         """Preempt until every row that needs a block to go on can have one.
 
@@ -102,11 +122,7 @@ class Planner:
         """
         running = self._roster.running
         while self._layout.num_available < len(running):
-            needed = sum(
-                row.num_planned - row.num_guesses >= row.capacity
-                and row.num_expected < row.max_total
-                for row in running
-            )
+            needed = sum(self._must_grow(row) for row in running)
             if needed <= self._layout.num_available or self._roster.is_returning:
                 return  # blocks that come back with a plan in flight are worth a step's wait
             self._roster.preempt(choose_victim(running))
@@ -219,14 +235,13 @@ class Planner:
 
     def _is_at_limit(self, sequence: Sequence) -> bool:
         """Return whether the tenant's own limits keep `sequence` waiting."""
-        most_seqs, most_blocks = self._bounds.max_tenant_seqs, self._bounds.max_tenant_blocks
-        running = self._roster.running
-        if most_seqs and self._roster.seats[sequence.tenant] >= most_seqs:
+        own = self._bounds.of(sequence.tenant)
+        if own.seqs and self._roster.seats[sequence.tenant] >= own.seqs:
             return True
-        if not most_blocks:
+        if not own.blocks:
             return False
-        held = blocks(running)[sequence.tenant]
-        return held > 0 and held + self._layout.blocks_for(self._most(sequence)) > most_blocks
+        held = blocks(self._roster.running)[sequence.tenant]
+        return held > 0 and held + self._layout.blocks_for(self._most(sequence)) > own.blocks
 
     def _known(self, sequence: Sequence) -> Known:
         """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""

@@ -9,15 +9,15 @@ Pure: no clock, no I/O; `now` is an argument.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
-from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.bounds import Bounds, fair_part
 from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.draft import Flight
 from engine_core.scheduling.errands import Errands
 from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
-from engine_core.scheduling.limits import Facts, admit
+from engine_core.scheduling.limits import Facts, admit, max_total
 from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import FinishReason, Problem, Refused
@@ -54,14 +54,14 @@ class Scheduler:
         self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
-        self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size)
+        self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size, block_size)
         self.max_model_len = self._facts.max_total
         self._bounds = bounds
         self._planner = Planner(self._roster, bounds, propose)
         self._errands = Errands()
         self._compiling = Compiling(self._roster, self._errands)
         self._outcome = Outcome(self._roster)
-        self.inspection = Inspection(self._roster, self._planner, self._facts, layout)
+        self.inspection = Inspection(self._roster, self._planner, self._facts, bounds, layout)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
         self._next_step_id = 1
@@ -77,14 +77,16 @@ class Scheduler:
         if taken := [slot for slot in slots_of(add) if self._roster.find(add.session, slot)]:
             raise SlotInUse(f"session {add.session}: slots {taken} are live")
         try:
-            request = admit(add, self._facts, now)
-            self._check_queue(request.limits.n)
+            own = self._bounds.of(add.limits.tenant)
+            request = admit(add, self._facts, own, now)
+            self._check_queue(request.limits.tenant, request.limits.n)
         except Refused as refused:
             self.refuse(add, refused.problem)
             return
         count, first = request.limits.n, self._next_seq_id
         self._next_seq_id += count
-        family = [Sequence(first + i, request, i, self.max_model_len) for i in range(count)]
+        most = max_total(request, self._facts, own)
+        family = [Sequence(first + i, request, i, most) for i in range(count)]
         for sequence in family[:]:
             sequence.family = family
             self._enter(sequence, now)
@@ -146,18 +148,25 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._roster.running)
 
-    def _check_queue(self, count: int) -> None:
-        waiting = len(self._roster.waiting) + len(self._roster.held)
-        most = self._bounds.max_waiting
-        if waiting + count > most:
-            raise Refused(
-                Problem(
-                    "Overloaded",
-                    f"{waiting} requests wait and {most} may (max_waiting)",
-                    code="queue_full",
-                    retry_after_s=self.tally.retry_after_s(waiting),
-                )
-            )
+    def _check_queue(self, tenant: str, count: int) -> None:
+        """Raise Refused when the queue has no place for `count` more of `tenant`."""
+        total, most = len(self._roster.waiting) + len(self._roster.held), self._bounds.max_waiting
+        own = self._bounds.of(tenant).waiting
+        if total + count <= most and not own:
+            return
+        waiting = Counter(row.tenant for row in self._roster.waiting)
+        waiting.update(row.tenant for row in self._roster.held.values())
+        mine = waiting[tenant]
+        if own and mine + count > own:
+            why = f"{mine} of tenant {tenant!r} wait and {own} may (tenant_limits: waiting)"
+            raise Refused(self._full(why, mine))
+        if total + count > most and mine + count > fair_part(most, tenant, waiting):
+            why = f"{total} requests wait and {most} may (max_waiting), {mine} of tenant {tenant!r}"
+            raise Refused(self._full(why, total))
+
+    def _full(self, why: str, num_waiting: int) -> Problem:
+        retry_after_s = self.tally.retry_after_s(num_waiting)
+        return Problem("Overloaded", why, code="queue_full", retry_after_s=retry_after_s)
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         self._roster.enter(sequence)

@@ -43,7 +43,7 @@ async def running_stack(max_waiting: int = 8, **overrides: Any) -> AsyncIterator
     values: dict[str, Any] = {
         "replica": 0, "parent_pid": os.getpid(), "front_address": "", "worker_host": "127.0.0.1",
         "world_size": 1, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 0,
-        "max_waiting": max_waiting, "max_tenant_seqs": 0, "max_tenant_blocks": 0,
+        "max_waiting": max_waiting, "tenants": {},
         "prefix_cache": True, "join_timeout_s": 10.0,
         "step_timeout_s": 10.0, "worker_timeout_s": 10.0, "log_level": "warning",
     }  # fmt: skip

@@ -49,3 +49,12 @@ def test_a_closed_session_leaves_nothing() -> None:
     held.hold(add(1, session=2), 0.0)
     held.drop_session(1)
     assert [one.session for one in held.release(0.0)] == [2]
+
+
+def test_a_flood_leaves_others_their_part() -> None:
+    held = HeldRequests(4)
+    for slot in range(4):
+        assert held.hold(add(slot), 0.0) is None
+    other = Add(2, 9, "r", b"", Limits(5, tenant="b"), b"")
+    assert held.hold(add(5), 0.0) is not None
+    assert held.hold(other, 0.0) is None

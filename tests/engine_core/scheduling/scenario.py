@@ -10,6 +10,7 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import TokenEvent
+from engine_core.tenant_file import parse
 from protos.worker import (
     Add,
     Bulk,
@@ -31,6 +32,7 @@ class Scenario:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.limits = ""
         self.in_flight: deque[ExecutePlan] = deque()
         self.ends: dict[int, int] = {}  # seq_id → planned tokens behind the known ones
         self.pool({})
@@ -41,6 +43,12 @@ class Scenario:
         lines = getattr(self, name)(words)
         problem = self.scheduler.check()
         return "\n".join([*lines, *([f"LEAK {problem}"] if problem else [])]) or "ok"
+
+    def limit(self, words: Words) -> list[str]:
+        """What the tenants of the next pool may have, one a word: `a=seqs=2,blocks=4`."""
+        lines = (f"{name} {keys.replace(',', ' ')}" for name, keys in words.items())
+        self.limits = "\n".join(lines)
+        return []
 
     def pool(self, words: Words) -> list[str]:
         guesses = ids(words.get("guess", ""))
@@ -55,8 +63,7 @@ class Scenario:
                 int(words.get("seqs", 8)),
                 int(words.get("budget", 64)),
                 int(words.get("waiting", 8)),
-                int(words.get("tenant_seqs", 0)),
-                int(words.get("tenant_blocks", 0)),
+                parse(self.limits),
             ),
             prefix_key=b"m" if words.get("cache") == "on" else None,
             propose=(lambda tokens, most: guesses[:most]) if guesses else None,

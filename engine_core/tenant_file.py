@@ -1,0 +1,51 @@
+"""The file of `tenant_limits`: a line `tenant key=number …` for each tenant, `*` for all others.
+
+`#` starts a comment. A tenant with a line of its own has nothing of the line `*`. The keys are the
+fields of `TenantLimits`; the file is read once, at the start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from common.settings import SettingsError
+from engine_core.scheduling.bounds import TenantLimits
+
+
+def read_tenants(path: str) -> dict[str, TenantLimits]:
+    """Return the limits by tenant; raise SettingsError that names the line. Empty path = none."""
+    if not path:
+        return {}
+    try:
+        return parse(Path(path).read_text())
+    except OSError as error:
+        raise SettingsError(f"tenant_limits: {error}") from error
+
+
+def parse(text: str) -> dict[str, TenantLimits]:
+    """Return the limits by tenant; raise SettingsError that names the line."""
+    found: dict[str, TenantLimits] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        tenant, *words = line.partition("#")[0].split() or [""]
+        if not tenant:
+            continue
+        if tenant in found:
+            raise SettingsError(f"tenant_limits: line {number}: {tenant} has a line already")
+        try:
+            found[tenant] = TenantLimits(**dict(map(_pair, words)))
+        except ValueError as error:
+            raise SettingsError(f"tenant_limits: line {number}: {error}") from error
+    return found
+
+
+def _pair(word: str) -> tuple[str, int]:
+    key, equals, value = word.partition("=")
+    fields = msgspec.structs.fields(TenantLimits)
+    if not equals or key not in {field.name for field in fields}:
+        names = ", ".join(field.name for field in fields)
+        raise ValueError(f"expected key=number with a key of {names}, got {word!r}")
+    if not value.isdecimal() or int(value) == 0:
+        raise ValueError(f"{key} must be a number of at least 1, got {value!r}")
+    return key, int(value)
