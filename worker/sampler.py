@@ -105,6 +105,8 @@ class Sampler:
         `highest` is the highest of them.
         """
         ids, links = self._ids, draw.stages
+        if trace is not None:
+            trace.note("logits", Candidates(ids, logits.astype(np.float64)))
         allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
         if allowed is not None:
             if len(allowed) == 0:
@@ -116,8 +118,8 @@ class Sampler:
             if places is not None:
                 ids, logits, links = ids[places], logits[places], draw.shortlist.links
         left = Candidates(ids, logits.astype(np.float64))
-        if trace is not None:
-            trace.note("logits", left)
+        if trace is not None and allowed is not None:
+            trace.note("grammar", left)
         for name, stage in links:
             left = stage(left, history)
             if name in FORBIDDING and left.logits.max() == -np.inf:

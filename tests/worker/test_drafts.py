@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protos import worker as wire
 from protos.common_pb2 import LogitBias
-from tests.worker.plans import Generation, generate, sampling, start
+from tests.worker.plans import EVERY_STAGE, Generation, generate, sampling, start
 from worker.build import LoadedModel
 from worker.model_runner import ModelRunner
 
@@ -28,6 +28,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "greedy-counts": {"presence_penalty": 1.0, "frequency_penalty": 0.7},
     "counts": {**TEMPERED, "presence_penalty": 0.5, "frequency_penalty": -0.3},
     "bias": {**TEMPERED, "logit_bias": [LogitBias(token_id=7, bias=3.0)]},
+    "every stage": EVERY_STAGE,
 }
 Proposer = Callable[[Sequence[int]], Sequence[int]]
 

@@ -171,6 +171,13 @@ def test_a_resumed_output_goes_on_as_if_undisturbed(grammars: Grammars) -> None:
         assert run(again, 3) == whole, cut
 
 
+def test_a_trace_tells_what_the_grammar_has_left(grammars: Grammars) -> None:
+    row = constrained(grammars, grammar("CHOICE", ["x", "y"]), return_sampler_trace=True)
+    trace = json.loads(Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].trace)
+    counts = {stage["stage"]: stage["count"] for stage in trace["stages"]}
+    assert counts == {"logits": VOCAB_SIZE, "grammar": 2, "temperature": 2}
+
+
 def test_a_mask_that_was_computed_ahead_is_the_same(grammars: Grammars) -> None:
     rule = grammar("JSON_SCHEMA", SCHEMA)
     row, other = (constrained(grammars, rule) for _ in range(2))

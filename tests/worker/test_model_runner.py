@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protos import worker as wire
-from tests.worker.plans import generate, sampling, start
+from tests.worker.plans import EVERY_STAGE, generate, sampling, start
 from worker.arena import Arena, num_bytes
 from worker.build import LoadedModel, load_model
 from worker.errors import KernelError
@@ -20,6 +20,7 @@ from worker.warm_up import warm_up
 
 PROMPT = list(range(5, 40))
 TEMPERED = sampling(temperature=1.0, seed=77, top_k=20, repetition_penalty=1.2)
+EVERYTHING = sampling(**EVERY_STAGE)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def plan(step_id: int, *starts: wire.SequenceStart, **fields: object) -> wire.Ex
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 1000])
-@pytest.mark.parametrize("params", [sampling(), TEMPERED])
+@pytest.mark.parametrize("params", [sampling(), TEMPERED, EVERYTHING])
 def test_chunks_and_company_change_no_token(tiny: LoadedModel, chunk: int, params: bytes) -> None:
     expected = generate(tiny.runner(6), {1: PROMPT}, 20, sampling=params).token_ids[1]
     prompts = {7: [3] * 20, 1: PROMPT, 4: [9, 8, 7]}
@@ -48,12 +49,13 @@ def test_layouts_change_no_token(tiny: LoadedModel, params: bytes) -> None:
     assert generate(slots, {1: PROMPT, 2: [5]}, 20, 9, sampling=params).token_ids == expected
 
 
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(runner: ModelRunner) -> None:
-    undisturbed = generate(runner, {1: PROMPT}, 12, sampling=TEMPERED).token_ids[1]
-    first = generate(runner, {1: PROMPT}, 5, sampling=TEMPERED).token_ids[1]
-    again = start(
-        1, PROMPT + first, range(20, 24), num_prompt_tokens=len(PROMPT), sampling=TEMPERED
-    )
+@pytest.mark.parametrize("params", [TEMPERED, EVERYTHING])
+def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(
+    runner: ModelRunner, params: bytes
+) -> None:
+    undisturbed = generate(runner, {1: PROMPT}, 12, sampling=params).token_ids[1]
+    first = generate(runner, {1: PROMPT}, 5, sampling=params).token_ids[1]
+    again = start(1, PROMPT + first, range(20, 24), num_prompt_tokens=len(PROMPT), sampling=params)
     rest = list(runner.execute(plan(0, again)).token_ids)
     for step_id in range(1, 7):
         rest += runner.execute(

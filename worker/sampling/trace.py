@@ -1,7 +1,7 @@
 """Trace: the survivors after each stage of one draw, as JSON.
 
 {"index": output index, "token_id": drawn, "stages": [{"stage": name, "count": survivors,
-"top": [[token_id, probability], …]}, …]}; the first stage is "logits", before the chain; `top`
+"top": [[token_id, probability], …]}, …]}; the first is "logits", then "grammar" if one acts; `top`
 holds the likeliest of what is left, and their probabilities among it.
 """
 
