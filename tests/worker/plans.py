@@ -22,15 +22,36 @@ def columns(token_ids: Sequence[int]) -> bytes:
     return np.array(token_ids, "<u4").tobytes()
 
 
-EVERY_STAGE: dict[str, Any] = dict(
-    temperature=1.5, seed=7, repetition_penalty=1.1, frequency_penalty=0.4, presence_penalty=0.1,
-    dry={"multiplier": 1.0, "base": 1.5, "allowed_length": 1, "breakers": [columns([9])]},
-    bad_words=[columns([5]), columns([7, 8])], allowed_token_ids=columns(range(2, 90)),
-    dynamic_temperature={"range": 0.5, "exponent": 1.0}, top_n_sigma=3.0, min_p=1e-3, top_k=60,
-    typical_p=0.98, top_p=0.97, xtc={"probability": 0.5, "threshold": 0.05},
-    samplers=["bad_words", "dry", "penalties", "top_k", "allowed_token_ids", "typical_p", "min_p",
-              "dynamic_temperature", "xtc", "top_n_sigma", "top_p"],
-)  # fmt: skip
+EVERY_STAGE: dict[str, Any] = {
+    "temperature": 1.5,
+    "seed": 7,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.1,
+    "dry": {"multiplier": 1.0, "base": 1.5, "allowed_length": 1, "breakers": [columns([9])]},
+    "bad_words": [columns([5]), columns([7, 8])],
+    "allowed_token_ids": columns(range(2, 90)),
+    "dynamic_temperature": {"range": 0.5, "exponent": 1.0},
+    "top_n_sigma": 3.0,
+    "min_p": 1e-3,
+    "top_k": 60,
+    "typical_p": 0.98,
+    "top_p": 0.97,
+    "xtc": {"probability": 0.5, "threshold": 0.05},
+    "samplers": [
+        "bad_words",
+        "dry",
+        "penalties",
+        "top_k",
+        "allowed_token_ids",
+        "typical_p",
+        "min_p",
+        "dynamic_temperature",
+        "xtc",
+        "top_n_sigma",
+        "top_p",
+    ],
+}
 """Fields of a request whose chain has every stage, in an order of its own."""
 
 
