@@ -257,7 +257,7 @@ def test_a_folder_without_a_tokenizer_works_with_ids(ids_llm: LLM) -> None:
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
 def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
     golden = json.loads((folder / "golden.json").read_text())["prompts"]
-    with LLM(folder, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+    with LLM(folder, dtype="float32", kv_cache_memory=KV_CACHE_MEMORY) as llm:
         outputs = llm.generate(
             [{"prompt_token_ids": row["ids"]} for row in golden],
             [

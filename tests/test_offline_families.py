@@ -29,7 +29,7 @@ def test_greedy_ids_of_a_golden_folder(reference_data: Path, tmp_path: Path, nam
     if has_text := vocab_size >= 260:
         write_tokenizer(folder)
     prompts = json.loads((folder / "golden.json").read_text())["prompts"]
-    with LLM(folder, kv_cache_memory="8MiB") as llm:
+    with LLM(folder, dtype="float32", kv_cache_memory="8MiB") as llm:
         outputs = llm.generate([{"prompt_token_ids": p["ids"]} for p in prompts], GREEDY)
         for output, prompt in zip(outputs, prompts, strict=True):
             assert output.outputs[0].token_ids == prompt["greedy_ids"]

@@ -23,8 +23,10 @@ from tests.support.stack import eventually
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.timeout(90)
-LONG = 300
+LONG = 400
 """Tokens of a stream that is to be disturbed."""
+SLOW = "reference"
+"""Kernels that take their time: a stream must not end before it is disturbed."""
 SURVIVORS = [f"survivor {i}" for i in range(8)]
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -41,7 +43,7 @@ def stack(
     model = DEMO_MODEL
     if request.param or not (DEMO_MODEL / "config.json").exists():
         model = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=1024)
-    online = Online(tmp_path_factory.mktemp("stack"), model, *request.param)
+    online = Online(tmp_path_factory.mktemp("stack"), model, *request.param, KERNEL_LEVEL=SLOW)
     yield online
     done = online.call("down")
     left = online.left()
@@ -52,7 +54,7 @@ def stack(
 
 @pytest.fixture(scope="module")
 def offline(stack: Online) -> Iterator[LLM]:
-    with LLM(stack.model_folder, kv_cache_memory="16MiB") as llm:
+    with LLM(stack.model_folder, kernel_level=SLOW, kv_cache_memory="16MiB") as llm:
         yield llm
 
 

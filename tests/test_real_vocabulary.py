@@ -30,7 +30,7 @@ def folder(reference_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def stack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Online]:
-    online = Online(tmp_path_factory.mktemp("stack"), folder)
+    online = Online(tmp_path_factory.mktemp("stack"), folder, "--dtype", "f32")
     yield online
     done = online.call("down")
     online.close()

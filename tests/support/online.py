@@ -18,8 +18,8 @@ from tests.support.stack import Stack, eventually
 class Online(Stack):
     """`millrace up` of this repository's compose file with a model folder."""
 
-    def __init__(self, folder: Path, model: Path, *options: str) -> None:
-        super().__init__(folder, HOME / "docker-compose.yml")
+    def __init__(self, folder: Path, model: Path, *options: str, **variables: str) -> None:
+        super().__init__(folder, HOME / "docker-compose.yml", **variables)
         self.model, self.model_folder = model.name, model
         done = self.call(
             "up", "--detach", "--model", str(model), "--kv-cache-memory", "16MiB",

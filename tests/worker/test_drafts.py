@@ -137,14 +137,12 @@ def test_guesses_that_cannot_be_are_a_fault(
 
 
 def test_a_draw_that_fails_behind_good_ones_fails_alone_in_the_next_step(
-    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    sick: Callable[[int | None], LoadedModel],
 ) -> None:
-    runner = tiny.runner(20)
-    expected = generate(runner, {1: PROMPT}, 4).token_ids[1]
+    expected = generate(sick(None).runner(20), {1: PROMPT}, 4).token_ids[1]
+    assert expected[2] not in (*PROMPT, *expected[:2])
+    runner = sick(expected[2]).runner(20)
     runner.execute(wire.ExecutePlan(0, (start(1, PROMPT, range(5)),)))
-    table = tiny.model._embedding.copy()
-    table[expected[2]] = np.nan
-    monkeypatch.setattr(tiny.model, "_embedding", table)
     step = wire.SequenceStep(1, 4, (), (*expected[1:3], 5))
     result = runner.execute(wire.ExecutePlan(1, steps=(step,)))
     assert list(result.token_ids) == expected[1:3] and not result.faults

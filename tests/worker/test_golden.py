@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> LoadedModel:
-    return load_model(folder, num_threads=1)
+    return load_model(folder, dtype="float32", num_threads=1)
 
 
 @pytest.fixture(scope="module")

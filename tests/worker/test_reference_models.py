@@ -29,8 +29,8 @@ SMALL = [
 
 
 @cache
-def loaded(folder: Path) -> LoadedModel:
-    return load_model(folder, num_threads=1)
+def loaded(folder: Path, dtype: str = "float32", kernel_level: str = "auto") -> LoadedModel:
+    return load_model(folder, dtype=dtype, num_threads=1, kernel_level=kernel_level)
 
 
 def golden(folder: Path) -> dict[str, Any]:
@@ -38,13 +38,31 @@ def golden(folder: Path) -> dict[str, Any]:
     return story
 
 
+@pytest.mark.parametrize("kernel_level", ["auto", "reference"])
 @pytest.mark.parametrize("name", SMALL)
-def test_logits_at_every_position(reference_data: Path, name: str) -> None:
+def test_logits_at_every_position(reference_data: Path, name: str, kernel_level: str) -> None:
     folder = reference_data / "golden" / name
     expected = SafetensorsFile(folder / "golden.safetensors")
     for i, prompt in enumerate(golden(folder)["prompts"]):
-        logits = alone(loaded(folder), prompt["ids"])
+        logits = alone(loaded(folder, "float32", kernel_level), prompt["ids"])
         np.testing.assert_allclose(logits, expected.read(f"logits.{i}"), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if "16" in name])
+def test_in_the_dtype_of_the_folder(reference_data: Path, name: str) -> None:
+    """Logits as near as `transformers` itself comes in that dtype, greedy ids up to a near tie."""
+    folder = reference_data / "golden" / name
+    story, expected = golden(folder), SafetensorsFile(folder / "golden.safetensors")
+    bound = story["native_dtype_compute_max_abs_diff"]
+    native = loaded(folder, "auto")
+    for i, prompt in enumerate(story["prompts"]):
+        logits = alone(native, prompt["ids"])
+        np.testing.assert_allclose(logits, expected.read(f"logits.{i}"), rtol=0, atol=bound)
+        ties = (k for k, gap in enumerate(prompt["greedy_margins"]) if gap < 2 * bound)
+        sure = next(ties, 64)
+        if sure:
+            ids = generate(native.runner(16), {1: prompt["ids"]}, sure).token_ids[1]
+            assert ids == prompt["greedy_ids"][:sure]
 
 
 @pytest.mark.parametrize("name", SMALL)

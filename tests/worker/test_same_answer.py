@@ -36,10 +36,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 LENGTHS = (1, 5, 16, 17, 63, 64, 65, 130)
 
 
-@pytest.fixture(scope="session", params=SHAPES)
+MODELS = [(name, "auto") for name in SHAPES]
+MODELS += [("odd-sizes", "reference"), ("windows", "reference")]
+
+
+@pytest.fixture(scope="session", params=MODELS, ids="-".join)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = tmp_path_factory.mktemp(request.param)
-    return load_model(write_folder(folder, **SHAPES[request.param]), num_threads=1)
+    name, kernel_level = request.param
+    folder = write_folder(tmp_path_factory.mktemp(name), **SHAPES[name])
+    return load_model(folder, num_threads=1, kernel_level=kernel_level)
 
 
 def prompts(vocab_size: int) -> list[list[int]]:

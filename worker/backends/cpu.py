@@ -42,6 +42,11 @@ from worker.kernels.records import (
 from worker.kernels.rope import Rotary, pack_rotary
 from worker.kv_cache import LayerPages
 
+MAX_HEAD_DIM = 256
+"""As in `operands.h`."""
+ATTENTION_SCRATCH = 65 * 32 * (2 + MAX_HEAD_DIM) * 4
+"""Bytes, as in `attention.h`."""
+
 
 @dataclass(eq=False, slots=True)
 class Table:
@@ -93,6 +98,8 @@ class CpuBackend:
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
         self.weight_bytes = 0
+        self._turns: dict[int, Buffer] = {}
+        """Of the forward that is being recorded, by the id of its rotary."""
         weakref.finalize(self, library.close, self.pool)
 
     @property
@@ -128,7 +135,7 @@ class CpuBackend:
 
     def record(self, sink: Sink, forward: Callable[[], Out]) -> Out:
         """Have `forward` call operators that go into `sink`; return what it returns."""
-        self._sink = sink
+        self._sink, self._turns = sink, {}
         try:
             return forward()
         finally:
@@ -239,9 +246,19 @@ class CpuBackend:
         _require("rope", "qkv", qkv, (num_heads + 2 * num_kv_heads) * head_dim, Rows.TOKENS)
         out = Buffer(Rows.TOKENS, num_heads * head_dim)
         heads = (num_heads, num_kv_heads, head_dim, stored_format("rope", "keys", cache.keys))
-        turn = (rotary.frequencies, float(rotary.attention_factor))
-        self._add(Kind.ROPE, Rows.TOKENS, qkv, out, cache.keys, cache.values, *heads, *turn)
+        turns = self._rotation(rotary)
+        self._add(Kind.ROPE, Rows.TOKENS, qkv, out, cache.keys, cache.values, *heads, turns)
         return out
+
+    def _rotation(self, rotary: Rotary) -> Buffer:
+        """Return the turns of the step's tokens; the first layer of a recording makes them."""
+        made = self._turns.get(id(rotary))
+        if made is None:
+            head_dim = 2 * len(rotary.frequencies)
+            made = self._turns[id(rotary)] = Buffer(Rows.TOKENS, head_dim)
+            words = (rotary.frequencies, made, head_dim, float(rotary.attention_factor))
+            self._add(Kind.ROTATION, Rows.TOKENS, *words)
+        return made
 
     def paged_attention(
         self, q: Buffer, step: StepInputs, cache: LayerPages, window: int = 0
@@ -253,9 +270,14 @@ class CpuBackend:
                 f"{num_kv_heads * head_dim}"
             )
         out = Buffer(Rows.TOKENS, q.width)
+        if head_dim > MAX_HEAD_DIM:
+            raise KernelError(
+                f"paged_attention: head_dim is {head_dim}, allowed: at most {MAX_HEAD_DIM}"
+            )
         heads = (q.width // head_dim, num_kv_heads, head_dim)
+        scratch = Buffer(Rows.TOKENS, 0, fixed_bytes=ATTENTION_SCRATCH)
         kept = stored_format("paged_attention", "keys", cache.keys)
-        words = (q, cache.keys, cache.values, out, *heads, kept, window)
+        words = (q, cache.keys, cache.values, out, *heads, kept, window, scratch)
         self._add(Kind.ATTENTION, Rows.TOKENS, *words)
         return out
 

@@ -93,7 +93,9 @@ class Live:
             if isinstance(word, Buffer) and word.given is None:
                 size = self._counts[word.rows] * word.width * word.item_bytes + word.fixed_bytes
                 raw = aligned_bytes(size)[: size - word.fixed_bytes]
-                word.given = raw.view(np.float32).reshape(self._counts[word.rows], -1)
+                word.given = raw.view(np.float32).reshape(
+                    self._counts[word.rows], word.width * word.item_bytes // 4
+                )
         packed = record.pack(0)
         self._recorder.run(address_of(packed), 1, ctypes.addressof(self._step))
 

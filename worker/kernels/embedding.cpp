@@ -3,12 +3,6 @@
 #include "operands.h"
 #include "program.h"
 
-namespace millrace {
-
-static constexpr int64_t ROWS_PER_PIECE = 8;
-
-}  // namespace millrace
-
 #define KERNEL_BODY "embedding_body.h"
 #include "each_level.h"
 

@@ -29,10 +29,8 @@ inline void plain_row(const EmbeddingArguments& a, int64_t row, float* out) {
 
 void embedding(const Run& run, const Op& op) {
   auto a = op.as<EmbeddingArguments>();
-  run.pool.each(ceil_div(run.step.num_tokens, ROWS_PER_PIECE), [&](int64_t piece, int) {
-    int64_t stop = min_of(run.step.num_tokens, (piece + 1) * ROWS_PER_PIECE);
-    for (int64_t t = piece * ROWS_PER_PIECE; t < stop; t++)
-      (a.packed ? unpack_row : plain_row)(a, run.step.token_ids[t], a.out + t * a.width);
+  each_row(run, op, [&](int64_t t) {
+    (a.packed ? unpack_row : plain_row)(a, run.step.token_ids[t], a.out + t * a.width);
   });
 }
 

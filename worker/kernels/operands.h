@@ -42,6 +42,16 @@ struct AddRmsNormArguments {
   double eps;
 };
 
+constexpr int64_t MAX_HEAD_DIM = 256;
+
+// cos, then sin, of every token's position times the frequencies; for all layers of a step.
+struct RotationArguments {
+  const float* frequencies;  // [head_dim / 2], radians per position
+  float* out;                // [tokens, head_dim]
+  int64_t head_dim;
+  double factor;             // of cos and sin
+};
+
 // Rotate q and k, store k and v in the cache, write q.
 struct RopeArguments {
   const float* qkv;    // [tokens, (num_heads + 2 num_kv_heads) head_dim]
@@ -52,8 +62,7 @@ struct RopeArguments {
   int64_t num_kv_heads;
   int64_t head_dim;
   Format cache_format;  // F32 or BF16
-  const float* frequencies;  // [head_dim / 2], radians per position
-  double attention_factor;   // of cos and sin
+  const float* turns;   // [tokens, head_dim], of a rotation
 };
 
 // out = qkv with every head of q and k rms-normalised.
@@ -89,6 +98,7 @@ struct AttentionArguments {
   int64_t head_dim;
   Format cache_format;
   int64_t window;         // a token sees the last `window` positions, its own included; 0 = all
+  uint8_t* scratch;       // ATTENTION_SCRATCH bytes
 };
 
 struct SiluMulArguments {

@@ -13,6 +13,14 @@ static const Levels* kernels_of(Kind kind) {
     case Kind::LINEAR: return &linear_kernels;
     case Kind::EMBEDDING: return &embedding_kernels;
     case Kind::TAKE_ROWS: return &take_rows_kernels;
+    case Kind::RMS_NORM: return &rms_norm_kernels;
+    case Kind::ADD_RMS_NORM: return &add_rms_norm_kernels;
+    case Kind::HEAD_NORM: return &head_norm_kernels;
+    case Kind::ROTATION: return &rotation_kernels;
+    case Kind::ROPE: return &rope_kernels;
+    case Kind::ROPE_SHIFT: return &rope_shift_kernels;
+    case Kind::ATTENTION: return &attention_kernels;
+    case Kind::SILU_MUL: return &silu_mul_kernels;
     default: return nullptr;
   }
 }

@@ -13,6 +13,18 @@ struct Run {
 
 using Kernel = void (*)(const Run&, const Op&);
 
+constexpr int64_t ROWS_PER_PIECE = 8;
+
+// Call row(t) for every row the operator runs over.
+template <class Row>
+void each_row(const Run& run, const Op& op, Row&& row) {
+  int64_t count = run.step.count(op.rows);
+  run.pool.each(ceil_div(count, ROWS_PER_PIECE), [&](int64_t piece, int) {
+    int64_t stop = min_of(count, (piece + 1) * ROWS_PER_PIECE);
+    for (int64_t t = piece * ROWS_PER_PIECE; t < stop; t++) row(t);
+  });
+}
+
 // One kernel at the four levels; a level without one of its own takes the one below.
 struct Levels {
   Kernel portable, avx2, avx512, amx;
@@ -39,5 +51,13 @@ struct Levels {
 extern const Levels linear_kernels;
 extern const Levels embedding_kernels;
 extern const Levels take_rows_kernels;
+extern const Levels rms_norm_kernels;
+extern const Levels add_rms_norm_kernels;
+extern const Levels head_norm_kernels;
+extern const Levels rotation_kernels;
+extern const Levels rope_kernels;
+extern const Levels rope_shift_kernels;
+extern const Levels attention_kernels;
+extern const Levels silu_mul_kernels;
 
 }  // namespace millrace

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     SILU_MUL = 7
     HEAD_NORM = 8
     ROPE_SHIFT = 9
+    ROTATION = 10
 
 
 class Rows(IntEnum):

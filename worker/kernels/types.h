@@ -26,6 +26,7 @@ enum class Kind : int32_t {
   SILU_MUL,
   HEAD_NORM,
   ROPE_SHIFT,
+  ROTATION,
   COUNT
 };
 

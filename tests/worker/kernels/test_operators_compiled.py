@@ -1,0 +1,158 @@
+"""The compiled operators around the linears: the reference's results, the same bits everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as any_of
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from tests.support.operators import backend, batch_of, compute, given, levels
+from worker.backends.cpu import CpuBackend, StepInputs
+from worker.batch import Batch
+from worker.errors import KernelError
+from worker.kernels.checks import Floats
+from worker.kernels.packed import to_float32
+from worker.kernels.records import Buffer, Rows
+from worker.kernels.rms_norm import (
+    add_rms_norm_reference,
+    head_norm_reference,
+    rms_norm_reference,
+)
+from worker.kernels.rope import (
+    pack_rotary,
+    rope_reference,
+    rope_shift_reference,
+    rotation,
+)
+from worker.kernels.silu_mul import silu_mul_reference
+from worker.kv_cache import LayerPages
+
+WIDTHS = st.integers(1, 150)
+SEEDS = st.integers(0, 99)
+
+
+def floats(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def everywhere(operator: Callable[[CpuBackend], Buffer], batch: Batch) -> Floats:
+    """Compute at every level, and with one thread; all must agree bit for bit."""
+    backends = [*(backend(level) for level in levels()), backend(num_threads=1)]
+    results = [compute(ops, lambda ops=ops: operator(ops), batch) for ops in backends]
+    for result in results[1:]:
+        assert np.array_equal(result, results[0], equal_nan=True)
+    return results[0]
+
+
+def close(got: Floats, expected: Any) -> None:
+    np.testing.assert_allclose(got, expected, rtol=3e-6, atol=3e-6)
+
+
+def to_bf16(x: Floats) -> Any:
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def kept(form: str, array: Floats) -> Any:
+    """As a cache keeps it."""
+    return to_bf16(array) if form == "bf16" else array.copy()
+
+
+@settings(max_examples=20, deadline=None)
+@any_of(rows=st.integers(1, 20), width=WIDTHS, seed=SEEDS)
+def test_rms_norm(rows: int, width: int, seed: int) -> None:
+    x, residual, weight = floats(rows, width, seed=seed), floats(rows, width), floats(width)
+    alone = everywhere(lambda ops: ops.rms_norm(given(x), weight, 1e-5), batch_of(rows))
+    close(alone, rms_norm_reference(x, weight, 1e-5))
+    normed, total = add_rms_norm_reference(x, residual, weight, 1e-5)
+    for part, expected in enumerate((normed, total)):
+
+        def add(ops: CpuBackend, part: int = part) -> Buffer:
+            return ops.add_rms_norm(given(x), given(residual), weight, 1e-5)[part]
+
+        close(everywhere(add, batch_of(rows)), expected)
+    last = everywhere(lambda ops: ops.rms_norm(given(x[-1:].copy()), weight, 1e-5), batch_of(1))
+    assert np.array_equal(last, alone[-1:])
+
+
+@settings(max_examples=10, deadline=None)
+@any_of(
+    rows=st.integers(1, 12), heads=st.integers(1, 5), kv_heads=st.integers(1, 3), width=WIDTHS,
+    seed=SEEDS,
+)  # fmt: skip
+def test_head_norm(rows: int, heads: int, kv_heads: int, width: int, seed: int) -> None:
+    qkv = floats(rows, (heads + 2 * kv_heads) * width, seed=seed)
+    q, k = floats(width, seed=1), floats(width, seed=2)
+    got = everywhere(lambda ops: ops.head_norm(given(qkv), q, k, heads, 1e-6), batch_of(rows))
+    close(got, head_norm_reference(qkv, q, k, heads, 1e-6))
+
+
+@settings(max_examples=15, deadline=None)
+@any_of(rows=st.integers(1, 5), width=st.one_of(WIDTHS, st.just(4100)), seed=SEEDS)
+def test_silu_mul(rows: int, width: int, seed: int) -> None:
+    x = floats(rows, 2 * width, seed=seed) * np.float32(20)
+    got = everywhere(lambda ops: ops.silu_mul(given(x)), batch_of(rows))
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(got, silu_mul_reference(x), rtol=2e-6, atol=1e-30)
+
+
+def test_silu_of_extremes() -> None:
+    x = np.array([[-1000, 1000, 0, np.nan, -np.inf, 2, 2, 2, 1, 2]], np.float32)
+    got = everywhere(lambda ops: ops.silu_mul(given(x)), batch_of(1))[0]
+    assert got[:3].tolist() == [0, 2000, 0] and np.isnan(got[3:]).all()
+
+
+@pytest.mark.parametrize("form", ["f32", "bf16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (3, 1, 80), (7, 1, 16)])
+def test_rope(heads: int, kv_heads: int, head_dim: int, form: str) -> None:
+    """Equal to the reference bit for bit, and only the cells of the step are written."""
+    rotary = pack_rotary([1e4 ** (-i / head_dim) for i in range(0, head_dim, 2)], 1.25)
+    positions = np.array([0, 1, 7, 100, 5000, 30000, 131071, 12, 13], np.int32)
+    cells = np.random.default_rng(0).permutation(64)[:9].astype(np.int32)
+    qkv = floats(9, (heads + 2 * kv_heads) * head_dim)
+    batch = batch_of(9, positions=positions, cells=cells)
+    blank = floats(4, 16, kv_heads, head_dim, seed=5)
+    split = qkv.reshape(9, -1, head_dim)
+    turned = rope_reference(split[:, : heads + kv_heads], rotation(positions, rotary))
+    expected = LayerPages(kept(form, blank), kept(form, blank))
+    written = (turned[:, heads:], split[:, heads + kv_heads :])
+    for pages, rows in zip(expected, written, strict=True):
+        pages.reshape(64, kv_heads, head_dim)[cells] = kept(form, np.ascontiguousarray(rows))
+    for level in levels():
+        ops, cache = backend(level), LayerPages(kept(form, blank), kept(form, blank))
+
+        def turn(ops: CpuBackend = ops, cache: LayerPages = cache) -> Buffer:
+            return ops.rope(given(qkv), StepInputs(), cache, heads, rotary)
+
+        q = compute(ops, turn, batch)
+        assert np.array_equal(q.reshape(9, heads, head_dim), turned[:, :heads])
+        for got, wanted in zip(cache, expected, strict=True):
+            assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("form", ["f32", "bf16"])
+@pytest.mark.parametrize("delta", [-70, 3, 1000])
+def test_rope_shift(delta: int, form: str) -> None:
+    rotary = pack_rotary([1e4 ** (-i / 40) for i in range(0, 40, 2)], 1.25)
+    cells = np.array([3, 77, 20], np.int32)
+    before = kept(form, floats(5, 16, 2, 40))
+    expected = to_float32(before).copy()
+    rope_shift_reference(expected, cells, delta, rotary)
+    for level in levels():
+        pages = before.copy()
+        backend(level).rope_shift(LayerPages(pages, pages), cells, delta, rotary)
+        assert np.array_equal(pages, kept(form, expected))
+    with pytest.raises(KernelError, match="cells outside 0..79"):
+        backend().rope_shift(LayerPages(pages, pages), np.array([80], np.int32), 1, rotary)
+
+
+def test_a_step_in_which_no_row_wants_logits() -> None:
+    x = floats(3, 8)
+    nothing = batch_of(3, logit_rows=np.array([], np.int32))
+    got = compute(backend(), lambda: backend().take_rows(given(x), Rows.LOGITS), nothing)
+    assert got.shape == (0, 8)

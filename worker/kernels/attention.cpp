@@ -1,0 +1,41 @@
+// Who computes which tile, and which splits of it.
+#include "attention.h"
+
+#include "program.h"
+
+namespace millrace {
+
+// Of one split of a tile, where its keys and values lie; only those that some row sees.
+struct SplitCells {
+  int64_t begin, end;  // keys of the split, 0 .. SPLIT
+  const uint8_t* keys[SPLIT];
+  const uint8_t* values[SPLIT];
+};
+
+static void find_cells(const RowMap& rows, const Tile& tile, int64_t split, int64_t item_bytes,
+                       SplitCells* cells) {
+  const AttentionArguments& a = rows.a;
+  int64_t first = split * SPLIT, block_size = rows.step.block_size;
+  cells->begin = max_of(0, rows.begin(tile, 0) - first);
+  cells->end = min_of(SPLIT, rows.end(tile, tile.num_rows - 1) - first);
+  const int32_t* table = rows.step.block_tables + tile.sequence * rows.step.table_width;
+  int64_t head_bytes = a.head_dim * item_bytes, cell_bytes = a.num_kv_heads * head_bytes;
+  for (int64_t j = cells->begin; j < cells->end; j++) {
+    int64_t position = first + j;
+    int64_t cell = table[position / block_size] * block_size + position % block_size;
+    int64_t offset = cell * cell_bytes + tile.kv_head * head_bytes;
+    cells->keys[j] = a.keys + offset;
+    cells->values[j] = a.values + offset;
+  }
+}
+
+}  // namespace millrace
+
+#define KERNEL_BODY "attention_body.h"
+#include "each_level.h"
+
+namespace millrace {
+
+const Levels attention_kernels = EVERY_LEVEL(attention);
+
+}  // namespace millrace

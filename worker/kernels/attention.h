@@ -1,0 +1,80 @@
+// Paged attention: softmax(q · keys / sqrt(D)) · values over a sequence's own cells, for decoding
+// tokens, prompts and mixtures of both.
+//
+// Keys are taken SPLIT at a time, at fixed absolute positions. Of a split a row (one token and one
+// query head) has its maximum, the sum of its weights and its weighted values; splits are joined in
+// order. A row's operations are the same whoever shares its tile or computes its splits, so its bits
+// depend on neither batch, chunks, threads nor page size.
+//
+// Both products are those of the AMX tile instruction (see `linear.h`): over 32 inputs, or 32 keys at
+// fixed positions, the even and the odd ones form a chain from zero each. With a BF16 cache the
+// scaled query and the weights are rounded to bf16 first. A cell that a row does not see is never
+// multiplied: what a former owner left there may be NaN.
+#pragma once
+#include "operands.h"
+
+namespace millrace {
+
+constexpr int64_t SPLIT = 128;     // keys
+constexpr int64_t GROUP = 16;      // keys that are turned at a time, so that each has a lane
+constexpr int64_t PAIR_RUN = 32;   // keys of one pair of chains
+constexpr int64_t TILE_ROWS = 32;  // rows that share the keys they read
+
+// Rows of one sequence and key head, numbered token by token and head by head of its group.
+struct Tile {
+  int64_t sequence, kv_head, first_row, num_rows;
+  int64_t first_split, num_splits;
+};
+
+// What some splits of a tile have come to.
+struct Partial {
+  float maximum[TILE_ROWS];
+  float sum[TILE_ROWS];
+  float values[TILE_ROWS][MAX_HEAD_DIM];
+};
+
+// A tile whose splits are many is shared by the threads, this many splits at a time.
+constexpr int64_t SHARED_SPLITS = 64;
+constexpr int64_t ATTENTION_SCRATCH = (SHARED_SPLITS + 1) * int64_t(sizeof(Partial));
+
+// The rows of a step: which token and head they are, which positions they see.
+struct RowMap {
+  const AttentionArguments& a;
+  const Step& step;
+  int64_t group;  // query heads of a key head
+
+  RowMap(const AttentionArguments& arguments, const Step& s)
+      : a(arguments), step(s), group(arguments.num_heads / arguments.num_kv_heads) {}
+
+  int64_t token(const Tile& tile, int64_t row) const {
+    return step.query_starts[tile.sequence] + (tile.first_row + row) / group;
+  }
+  int64_t head(const Tile& tile, int64_t row) const {
+    return tile.kv_head * group + (tile.first_row + row) % group;
+  }
+  int64_t end(const Tile& tile, int64_t row) const { return step.positions[token(tile, row)] + 1; }
+  int64_t begin(const Tile& tile, int64_t row) const {
+    return a.window ? max_of(0, end(tile, row) - a.window) : 0;
+  }
+
+  int64_t tiles_of(int64_t sequence) const {
+    int64_t tokens = step.query_starts[sequence + 1] - step.query_starts[sequence];
+    return ceil_div(tokens * group, TILE_ROWS);
+  }
+  int64_t count() const {
+    int64_t tiles = 0;
+    for (int64_t b = 0; b < step.num_sequences; b++) tiles += tiles_of(b);
+    return tiles * a.num_kv_heads;
+  }
+  Tile tile(int64_t number) const {
+    int64_t place = number / a.num_kv_heads, b = 0;
+    for (; place >= tiles_of(b); b++) place -= tiles_of(b);
+    int64_t tokens = step.query_starts[b + 1] - step.query_starts[b], first = place * TILE_ROWS;
+    Tile t{b, number % a.num_kv_heads, first, min_of(TILE_ROWS, tokens * group - first), 0, 0};
+    t.first_split = begin(t, 0) / SPLIT;
+    t.num_splits = ceil_div(end(t, t.num_rows - 1), SPLIT) - t.first_split;
+    return t;
+  }
+};
+
+}  // namespace millrace
