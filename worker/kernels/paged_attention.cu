@@ -254,7 +254,8 @@ attention_merge(T* out, const float* parts, const int4* tiles, const int* offset
 
 constexpr int WARPS = 4;
 
-// Grid (tiles / WARPS, kv heads), WARPS * 32 threads: WARPS tiles of one sequence, the empty ones last.
+// Grid (tiles / WARPS, kv heads), WARPS * 32 threads: WARPS tiles of one sequence, the empty ones last. What the parts
+// before add up to lies in shared memory, a column of it for each thread, or the registers would not do.
 template <class T, int D>
 __global__ void __launch_bounds__(WARPS * 32)
 attention_prefill(T* out, const T* q, const T* keys, const T* values, const int* tables, const int4* tiles, Shape shape) {
@@ -273,9 +274,12 @@ attention_prefill(T* out, const T* q, const T* keys, const T* values, const int*
   const int* table = tables + uint64_t(first.x) * shape.max_pages;
   const Range range = range_of(first.w, last_position, shape.window);
   const Rows<T, D> rows = load_rows<T, D>(q, tile, shape, head);
-  Part<T, D> part, total;
+  float* total = reinterpret_cast<float*>(stages + 2 * Layout<D>::STAGE) + threadIdx.x;
+  float total_maximum[2] = {-INFINITY, -INFINITY}, total_sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) total[i * WARPS * 32] = 0.f;
+  Part<T, D> part;
   part.clear();
-  total.clear();
   const int first_unit = range.first * (SPLIT / UNIT), end = (range.last + 1) * (SPLIT / UNIT);
   load_unit<T, D>(stages, keys, values, table, shape, head, first_unit * UNIT, last_position + 1, WARPS * 32);
   copy_async_commit();
@@ -292,13 +296,15 @@ attention_prefill(T* out, const T* q, const T* keys, const T* values, const int*
       for (int r = 0; r < 2; r++) {
         if (part.maximum[r] == -INFINITY) continue;
         float keep, take;
-        meet(total.maximum[r], part.maximum[r], keep, take);
+        meet(total_maximum[r], part.maximum[r], keep, take);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
 #pragma unroll
-          for (int i = r * 2; i < r * 2 + 2; i++)
-            total.values[j][i] = __fmaf_rn(part.values[j][i], take, __fmul_rn(total.values[j][i], keep));
-        total.sum[r] = __fmaf_rn(part.sum[r], take, __fmul_rn(total.sum[r], keep));
+          for (int i = r * 2; i < r * 2 + 2; i++) {
+            float& value = total[(j * 4 + i) * WARPS * 32];
+            value = __fmaf_rn(part.values[j][i], take, __fmul_rn(value, keep));
+          }
+        total_sum[r] = __fmaf_rn(part.sum[r], take, __fmul_rn(total_sum[r], keep));
       }
       part.clear();
     }
@@ -310,6 +316,7 @@ attention_prefill(T* out, const T* q, const T* keys, const T* values, const int*
 #pragma unroll
     for (int j = 0; j < D / 8; j++)
       *reinterpret_cast<uint32_t*>(out + rows.place[r] + j * 8 + t * 2) =
-          pack_pair<T>(total.values[j][r * 2] / total.sum[r], total.values[j][r * 2 + 1] / total.sum[r]);
+          pack_pair<T>(total[(j * 4 + r * 2) * WARPS * 32] / total_sum[r],
+                       total[(j * 4 + r * 2 + 1) * WARPS * 32] / total_sum[r]);
   }
 }
