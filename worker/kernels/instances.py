@@ -28,7 +28,7 @@ class Instance(NamedTuple):
 
 def instances() -> list[Instance]:
     """Return all kernels, file by file."""
-    return [*_linears(), *_attention()]
+    return [*_linears(), *_attention(), *_rope(), *_small()]
 
 
 def stems() -> list[str]:
@@ -59,3 +59,23 @@ def _attention() -> Iterator[Instance]:
                 yield Instance(
                     "paged_attention", symbol, f"attention_{kernel}<{dtype}, {head_dim}>"
                 )
+
+
+def _rope() -> Iterator[Instance]:
+    yield Instance("rope", "rope_table", "rope_table")
+    for dtype, kind in FLOATS.items():
+        for head_dim in HEAD_DIMS:
+            for kernel in ("rope", "rope_shift"):
+                symbol = f"{kernel}_{dtype}_{head_dim}"
+                yield Instance("rope", symbol, f"{kernel}<{kind}, {head_dim}>")
+
+
+def _small() -> Iterator[Instance]:
+    for dtype, kind in FLOATS.items():
+        yield Instance("embedding", f"embedding_{dtype}", f"embedding<{kind}>")
+        yield Instance("rms_norm", f"add_rms_norm_{dtype}", f"add_rms_norm<{kind}>")
+        yield Instance("silu_mul", f"silu_mul_{dtype}", f"silu_mul<{kind}>")
+    for head_dim in HEAD_DIMS:
+        yield Instance("attention_f32", f"attention_f32_{head_dim}", f"attention_f32<{head_dim}>")
+    yield Instance("linear_f32", "linear_f32", "linear_f32")
+    yield Instance("page_copy", "page_copy", "page_copy")
