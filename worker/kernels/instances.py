@@ -79,3 +79,5 @@ def _small() -> Iterator[Instance]:
         yield Instance("attention_f32", f"attention_f32_{head_dim}", f"attention_f32<{head_dim}>")
     yield Instance("linear_f32", "linear_f32", "linear_f32")
     yield Instance("page_copy", "page_copy", "page_copy")
+    for kernel in ("sample", "edit_logits", "copy_rows", "log_softmax"):
+        yield Instance("sampling", kernel, kernel)
