@@ -1,7 +1,7 @@
 """CUDA kernels on the CPU: builds every `.cu` file for the emulator, launches it on NumPy arrays.
 
-The call form is CuPy's RawKernel: kernel(grid, block, arguments, shared_mem=). A fault that the emulator
-sees (a deadlock, lanes that part, a copy nobody waited for) raises EmulatorError in one sentence.
+The call form is CuPy's RawKernel: kernel(grid, block, arguments, shared_mem=). A fault that the
+emulator sees (a deadlock, lanes that part, a copy nobody waited for) raises EmulatorError.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class EmulatorError(Exception):
 
 
 def build(stem: str, folder: Path, *defines: str) -> Path:
-    """Compile one `.cu` file with all its instances; a library of the same sources is used again."""
+    """Compile one `.cu` file; a library of the same sources and flags is used again."""
     lines = [f'#include "{KERNELS / stem}.cu"']
     lines += [f"EMULATOR_EXPORT({i.symbol}, {i.expression})" for i in instances() if i.stem == stem]
     source = "\n".join(lines) + "\n"
     parts = [source.encode(), " ".join((*FLAGS, *defines)).encode()]
-    for path in [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp", *sorted(KERNELS.glob("*.cu*"))]:
-        parts.append(path.read_bytes())
+    sources = [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp", *sorted(KERNELS.glob("*.cu*"))]
+    parts += [path.read_bytes() for path in sources]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     library = folder / f"{stem}-{name}.so"
     if not library.exists():

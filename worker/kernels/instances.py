@@ -1,7 +1,7 @@
 """Which CUDA kernels exist: every instantiation of every `.cu` file, by a plain symbol.
 
-One table for all who need it: the compiler (name expressions), the emulator of the tests (exports) and
-the budget of registers and shared memory. Knows no CUDA and no CuPy.
+One table for all who need it: the compiler (name expressions), the emulator of the tests (exports)
+and the budget of registers and shared memory. Knows no CUDA and no CuPy.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def _rope() -> Iterator[Instance]:
 def _small() -> Iterator[Instance]:
     for dtype, kind in FLOATS.items():
         yield Instance("embedding", f"embedding_{dtype}", f"embedding<{kind}>")
+        yield Instance("embedding", f"embedding_packed_{dtype}", f"embedding_packed<{kind}>")
         yield Instance("rms_norm", f"add_rms_norm_{dtype}", f"add_rms_norm<{kind}>")
         yield Instance("silu_mul", f"silu_mul_{dtype}", f"silu_mul<{kind}>")
     for head_dim in HEAD_DIMS:

@@ -1,7 +1,7 @@
-"""Compiles `.cu` files to machine code with NVRTC, on a machine with or without a GPU or a driver.
+"""Compiles `.cu` files to machine code with NVRTC, with or without a GPU or a driver at hand.
 
-Through the library's own C interface: CuPy's would ask for a device first. Used when an image is built,
-by the tests, and at start when no shipped cubin fits the chip. Knows the table of instances, no launch.
+Through the library's own C interface: CuPy's would ask for a device first. Used when an image is
+built, by the tests, and at start when no shipped cubin fits the chip. Knows no launch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,52 @@
+"""EmulatedGpu: the device interface of the CUDA backend over NumPy arrays and the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.emulator import Kernel, Library
+
+
+class EmulatedGpu:
+    """Fills what it allocates with 0xff, nan in every float type."""
+
+    def __init__(self, folder: Path) -> None:
+        self._library = Library(folder)
+        self._kernels: dict[str, Kernel] = {}
+        self.launches: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return "emulator"
+
+    def empty(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        raw = np.full(num_bytes + 256, 0xFF, np.uint8)
+        start = -raw.ctypes.data % 256
+        return raw[start : start + num_bytes]
+
+    def write(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+        assert target.flags.c_contiguous and target.dtype == source.dtype
+        target[...] = source
+
+    def read(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return source.copy()
+
+    def launch(
+        self,
+        symbol: str,
+        grid: tuple[int, ...],
+        num_threads: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        if symbol not in self._kernels:
+            self._kernels[symbol] = self._library.get_function(symbol)
+        self.launches.append(symbol)
+        for argument in arguments:
+            if isinstance(argument, np.ndarray) and argument.ndim:
+                assert argument.flags.c_contiguous, symbol
+        values = tuple(a[()] if isinstance(a, np.ndarray) and not a.ndim else a for a in arguments)
+        self._kernels[symbol](grid, (num_threads,), values, shared_mem=shared_bytes)

@@ -1,0 +1,288 @@
+"""CudaBackend: the list of operators, each a launch of our own kernels, none on the host.
+
+The residual stream is float32, what linears take is the model's dtype. A linear is launched by
+whoever takes its result, in the form it needs: attention its heads, the gate its product, the next
+norm its sums. Decode and prefill kernels give the same bits: which one runs is a matter of speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.backends.cuda_step import SPLIT, WARPS, CudaStep, make_step
+from worker.backends.cuda_weights import STORAGE, CudaLinear, pack_linear, upload
+from worker.backends.gpu import Arena, Array, Gpu
+from worker.batch import Batch
+from worker.errors import KernelError
+from worker.kernels.checks import Floats
+from worker.kernels.instances import HEAD_DIMS
+
+DECODE_TOKENS = 64
+"""Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
+PREFILL_STAGES, STAGE_BYTES = 4, 8 * 1024 + 128 * 64
+UNIT = 64
+SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_size", "i4"),
+                  ("max_pages", "i4"), ("window", "i4"), ("scale_log2", "f4")])  # fmt: skip
+HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_size", "i4"), ("eps", "f4")])
+i32, f32 = np.int32, np.float32
+
+
+class Pending(NamedTuple):
+    """weight @ x, not launched yet."""
+
+    x: Array
+    linear: CudaLinear
+
+
+class Taken(NamedTuple):
+    """Rows of an array, for the next norm to read."""
+
+    source: Array
+    rows: Array
+
+
+class Normed(NamedTuple):
+    """Projected q, k and v, whose heads are to be normalised while they are turned."""
+
+    qkv: Pending
+    q_weight: Array
+    k_weight: Array
+    eps: float
+
+
+class CudaRotary(NamedTuple):
+    frequencies: Array
+    factor: float
+    number: int
+
+
+class LayerPages(NamedTuple):
+    """Keys and values of a layer: dtype [num_blocks, num_kv_heads, block_size, head_dim] each."""
+
+    keys: Array
+    values: Array
+
+
+class CudaBackend:
+    """Operators as in `backends/base.py`, for one model's sizes, on one GPU."""
+
+    def __init__(self, gpu: Gpu, dtype: str, num_heads: int, num_kv_heads: int, head_dim: int):
+        """dtype: f32, bf16 or f16; raise KernelError for sizes that no kernel was built for."""
+        if dtype not in STORAGE:
+            raise KernelError(f"dtype is {dtype!r}, allowed: {', '.join(STORAGE)}")
+        if head_dim not in HEAD_DIMS:
+            raise KernelError(f"head_dim is {head_dim}, the CUDA kernels have {HEAD_DIMS}")
+        if num_heads // num_kv_heads > 16:
+            raise KernelError(f"{num_heads} heads over {num_kv_heads} are more than 16 a key head")
+        self.arena = Arena(gpu)
+        self._gpu = gpu
+        self._dtype = dtype
+        self._storage = STORAGE[dtype]
+        self._sizes = (num_heads, num_kv_heads, head_dim)
+        self._num_rotaries = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"cuda {self._gpu.name} {self._dtype} split={SPLIT}"
+
+    def begin(self, batch: Batch) -> CudaStep:
+        """Upload a batch."""
+        num_heads, num_kv_heads, _ = self._sizes
+        return make_step(self.arena, batch, num_heads // num_kv_heads)
+
+    # ── weights ──────────────────────────────────────────────────────────────────────────────
+
+    def pack_vector(self, weight: Floats) -> Array:
+        """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
+        if weight.ndim == 1:
+            return upload(self._gpu, weight)
+        return pack_linear(self._gpu, self._dtype, [weight], [])
+
+    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> CudaLinear:
+        return pack_linear(self._gpu, self._dtype, weights, biases)
+
+    def pack_tied(self, table: CudaLinear) -> CudaLinear:
+        return table
+
+    def pack_rotary(
+        self, inverse_frequencies: Sequence[float], attention_factor: float
+    ) -> CudaRotary:
+        self._num_rotaries += 1
+        frequencies = upload(self._gpu, np.array(inverse_frequencies, np.float32))
+        return CudaRotary(frequencies, attention_factor, self._num_rotaries)
+
+    # ── operators ────────────────────────────────────────────────────────────────────────────
+
+    def embedding(self, table: CudaLinear, token_ids: Array) -> Array:
+        out = self.arena.take("residual", (len(token_ids), table.num_inputs), f32)
+        form = "embedding" if self._dtype == "f32" else "embedding_packed"
+        arguments = (out, table.weight, token_ids, i32(table.num_inputs))
+        self._gpu.launch(f"{form}_{self._dtype}", (len(token_ids),), 128, arguments)
+        return out
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return self._norm(None, x, None, weight, eps)
+
+    def add_rms_norm(self, x: Any, residual: Any, weight: Array, eps: float) -> tuple[Array, Array]:
+        if isinstance(x, Taken):
+            return self._norm(x.source, residual.source, x.rows, weight, eps), None
+        return self._norm(self._sums(x), residual, None, weight, eps), residual
+
+    def _norm(
+        self, x: Array | None, residual: Array, rows: Array | None, weight: Array, eps: float
+    ) -> Array:
+        count, width = len(residual) if rows is None else len(rows), residual.shape[1]
+        out = self.arena.take("normed", (count, width), self._storage)
+        if count:
+            arguments = (out, residual, x, weight, rows, i32(width), f32(eps))
+            self._gpu.launch(f"add_rms_norm_{self._dtype}", (count,), 256, arguments)
+        return out
+
+    def linear(self, x: Array, linear: CudaLinear) -> Pending:
+        return Pending(x, linear)
+
+    def head_norm(
+        self, qkv: Pending, q_weight: Array, k_weight: Array, num_heads: int, eps: float
+    ) -> Normed:
+        return Normed(qkv, q_weight, k_weight, eps)
+
+    def rope(
+        self,
+        qkv: Any,
+        step: CudaStep,
+        cache: LayerPages,
+        num_heads: int,
+        rotary: CudaRotary,
+    ) -> Array:
+        normed = qkv if isinstance(qkv, Normed) else Normed(qkv, None, None, 0.0)
+        projected = self._run(normed.qkv, "qkv", self._dtype, "plain")
+        _, num_kv_heads, head_dim = self._sizes
+        q = self.arena.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
+        heads = np.array((num_heads, num_kv_heads, step.page_size, normed.eps), HEADS)
+        arguments = (q, cache.keys, cache.values, projected, self._turns(step, rotary), step.cells,
+                     normed.q_weight, normed.k_weight, heads)  # fmt: skip
+        grid = (step.num_tokens, -(-(num_heads + 2 * num_kv_heads) // 4))
+        self._gpu.launch(f"rope_{self._dtype}_{head_dim}", grid, 128, arguments)
+        return q
+
+    def _turns(self, step: CudaStep, rotary: CudaRotary) -> Array:
+        turns = step.rotations.get(rotary.number)
+        if turns is None:
+            half = self._sizes[2] // 2
+            turns = self.arena.take(f"turns_{rotary.number}", (step.num_tokens, half, 2), f32)
+            step.rotations[rotary.number] = turns
+            arguments = (turns, step.positions, rotary.frequencies, f32(rotary.factor),
+                         i32(step.num_tokens), i32(half))  # fmt: skip
+            self._gpu.launch("rope_table", (-(-step.num_tokens * half // 128),), 128, arguments)
+        return turns
+
+    def paged_attention(
+        self, q: Array, step: CudaStep, cache: LayerPages, window: int = 0
+    ) -> Array:
+        num_heads, num_kv_heads, head_dim = self._sizes
+        scale = head_dim**-0.5 * np.log2(np.e)
+        sizes = (num_heads, num_kv_heads, step.page_size, step.max_pages, window, scale)
+        shape = np.array(sizes, SHAPE)
+        out = self.arena.take("mixed", (step.num_tokens, num_heads * head_dim), self._storage)
+        if self._dtype == "f32":
+            tokens = (step.tables, step.owners, step.positions)
+            grid = (step.num_tokens, num_heads)
+            pages = (cache.keys, cache.values)
+            self._gpu.launch(
+                f"attention_f32_{head_dim}", grid, 32, (out, q, *pages, *tokens, shape)
+            )
+            return out
+        wide = -(-head_dim // 32) * 32
+        stage_bytes = UNIT * (wide + 32 + head_dim + 8) * 2
+        if step.decode.num_tiles:
+            self._attend_by_parts(out, q, step, cache, shape, 2 * stage_bytes)
+        if step.prefill.num_tiles:
+            arguments = (out, q, cache.keys, cache.values, step.tables, step.prefill.tiles, shape)
+            grid = (step.prefill.num_tiles // WARPS, num_kv_heads)
+            totals = head_dim // 2 * WARPS * 32 * 4
+            name = f"attention_prefill_{self._dtype}_{head_dim}"
+            self._gpu.launch(name, grid, WARPS * 32, arguments, 2 * stage_bytes + totals)
+        return out
+
+    def _attend_by_parts(
+        self,
+        out: Array,
+        q: Array,
+        step: CudaStep,
+        cache: LayerPages,
+        shape: np.ndarray[Any, Any],
+        shared_bytes: int,
+    ) -> None:
+        _, num_kv_heads, head_dim = self._sizes
+        tiles = step.decode
+        parts = self.arena.take(
+            "parts", (tiles.num_parts * num_kv_heads * 16 * (head_dim + 2),), f32
+        )
+        name = f"{self._dtype}_{head_dim}"
+        rest = (tiles.tiles, tiles.offsets, shape)
+        sources = (q, cache.keys, cache.values, step.tables)
+        grid = (tiles.num_tiles, num_kv_heads, min(tiles.most_parts, 64))
+        self._gpu.launch(
+            f"attention_decode_{name}", grid, 32, (parts, *sources, *rest), shared_bytes
+        )
+        self._gpu.launch(f"attention_merge_{name}", grid[:2], 128, (out, parts, *rest))
+
+    def silu_mul(self, gate_up: Pending) -> Array:
+        if gate_up.linear.is_gated:
+            return self._run(gate_up, "inner", self._dtype, "gated")
+        both = self._run(gate_up, "gate_up", self._dtype, "plain")
+        count, width = len(both), gate_up.linear.num_outputs // 2
+        out = self.arena.take("inner", (count, width), self._storage)
+        grid = (-(-width // 256), count)
+        self._gpu.launch(f"silu_mul_{self._dtype}", grid, 256, (out, both, i32(width)))
+        return out
+
+    def take_rows(self, x: Any, rows: Array) -> Taken:
+        return Taken(self._sums(x), rows)
+
+    def tap(self, name: str, layer: int, tensor: Any) -> None:
+        pass
+
+    def rope_shift(self, cache: LayerPages, cells: Array, delta: int, rotary: CudaRotary) -> None:
+        num_heads, num_kv_heads, head_dim = self._sizes
+        heads = np.array((num_heads, num_kv_heads, cache.keys.shape[2], 0.0), HEADS)
+        arguments = (cache.keys, cells, rotary.frequencies, i32(delta), heads)
+        self._gpu.launch(f"rope_shift_{self._dtype}_{head_dim}", (len(cells),), 32, arguments)
+
+    # ── linears ──────────────────────────────────────────────────────────────────────────────
+
+    def _sums(self, x: Any) -> Array:
+        """Return float32 sums of a linear, for a norm; anything else as it is."""
+        return self._run(x, "sums", "f32", "plain") if isinstance(x, Pending) else x
+
+    def logits(self, pending: Pending) -> Array:
+        """Return float32 [R, V] on the device."""
+        return self._run(pending, "logits", "f32", "plain")[:, : pending.linear.num_outputs]
+
+    def _run(self, pending: Pending, name: str, out_dtype: str, epilogue: str) -> Array:
+        x, linear = pending
+        count, width = len(x), linear.num_padded // (2 if epilogue == "gated" else 1)
+        out = self.arena.take(name, (count, width), STORAGE[out_dtype])
+        if not count:
+            return out
+        sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
+        arguments = (out, x, linear.weight, linear.bias, *sizes)
+        if self._dtype == "f32":
+            grid = (-(-linear.num_padded // 4), -(-count // 8))
+            self._gpu.launch("linear_f32", grid, 128, arguments)
+            return out
+        form = f"{self._dtype}_{out_dtype}_{epilogue}"
+        if count > DECODE_TOKENS:
+            grid = (-(-linear.num_padded // 128), -(-count // 128))
+            shared = PREFILL_STAGES * STAGE_BYTES
+            self._gpu.launch(f"linear_prefill_{form}", grid, 256, arguments, shared)
+            return out
+        widest = 4 if epilogue == "gated" else 8
+        tiles = next(t for t in (1, 2, 4, 8) if t * 8 >= count or t == widest)
+        self._gpu.launch(
+            f"linear_decode_{form}_{tiles}", (width // 16, -(-count // (8 * tiles))), 256, arguments
+        )
+        return out

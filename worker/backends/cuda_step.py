@@ -1,0 +1,100 @@
+"""The inputs of one step on a GPU: token ids, cells, tables, and the tiles that attention works on.
+
+A tile is up to 16 rows, (token, query head) of one key head; see worker/kernels/paged_attention.cu.
+Sequences with few new tokens go by parts of their keys, the others by tiles, with equal bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.backends.gpu import Arena, Array
+from worker.batch import Batch
+from worker.kernels.checks import Ints
+
+SPLIT = 256
+"""Keys of a part."""
+ROWS = 16
+WARPS = 4
+FEW_TOKENS = 8
+"""A sequence with no more new tokens goes through the decode kernels."""
+
+
+class Tiles(NamedTuple):
+    """int32 [n, 4] {sequence, first token, number of tokens, first position} on the device."""
+
+    tiles: Array
+    offsets: Array
+    """int32 [n]: how many parts stand before those of tile i; only for decode."""
+    num_tiles: int
+    num_parts: int
+    most_parts: int
+
+
+class CudaStep(NamedTuple):
+    """One batch on the device, ready for every layer."""
+
+    token_ids: Array
+    positions: Array
+    cells: Array
+    owners: Array
+    """int32 [T]: row of `tables` of each token."""
+    tables: Array
+    logit_rows: Array
+    state_rows: Array
+    decode: Tiles
+    prefill: Tiles
+    num_tokens: int
+    page_size: int
+    max_pages: int
+    rotations: dict[int, Array]
+    """cos and sin by rotary, made by the first layer that needs them."""
+
+
+def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
+    """Upload `batch`; `group` query heads share a key head."""
+    counts = np.diff(batch.query_starts)
+    few = counts <= FEW_TOKENS
+    put = arena.put
+    return CudaStep(
+        token_ids=put("token_ids", batch.token_ids),
+        positions=put("positions", batch.positions),
+        cells=put("cells", batch.cells),
+        owners=put("owners", np.repeat(np.arange(len(counts), dtype=np.int32), counts)),
+        tables=put("tables", batch.block_tables),
+        logit_rows=put("logit_rows", batch.logit_rows),
+        state_rows=put("state_rows", batch.state_rows),
+        decode=_tiles(arena, "decode", batch, np.flatnonzero(few), group),
+        prefill=_tiles(arena, "prefill", batch, np.flatnonzero(~few), group),
+        num_tokens=len(batch.token_ids),
+        page_size=batch.block_size,
+        max_pages=batch.block_tables.shape[1],
+        rotations={},
+    )
+
+
+def _tiles(arena: Arena, name: str, batch: Batch, sequences: Any, group: int) -> Tiles:
+    """Cut the new tokens of `sequences` into tiles; those of one sequence fill whole blocks."""
+    per_tile = ROWS // group
+    rows: list[tuple[int, int, int, int]] = []
+    for b in sequences.tolist():
+        start, stop = int(batch.query_starts[b]), int(batch.query_starts[b + 1])
+        position = int(batch.positions[start])
+        rows += [
+            (b, token, min(per_tile, stop - token), position + token - start)
+            for token in range(start, stop, per_tile)
+        ]
+        if name == "prefill":
+            rows += [(b, 0, 0, 0)] * (-len(rows) % WARPS)
+    tiles: Ints = np.array(rows, np.int32).reshape(-1, 4)
+    parts = np.where(tiles[:, 2] > 0, (tiles[:, 3] + tiles[:, 2] - 1) // SPLIT + 1, 0)
+    offsets = (np.cumsum(parts) - parts).astype(np.int32)
+    return Tiles(
+        tiles=arena.put(f"{name}_tiles", tiles),
+        offsets=arena.put(f"{name}_offsets", offsets),
+        num_tiles=len(tiles),
+        num_parts=int(parts.sum()),
+        most_parts=int(parts.max(initial=0)),
+    )

@@ -1,0 +1,78 @@
+"""Gpu: what the CUDA backend needs of a device; one implementation drives CuPy, one an emulator.
+
+Arrays are those of the device's own library, with NumPy's slicing and reshaping. 16-bit floats are
+uint16 arrays of their bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any
+
+
+class Gpu(Protocol):
+    """Memory and launches, in the order of one stream."""
+
+    @property
+    def name(self) -> str:
+        """Chip and compute capability, e.g. "NVIDIA H200 sm_90"."""
+        ...
+
+    def empty(self, num_bytes: int) -> Array:
+        """Return uint8 [num_bytes] of undefined content, 256-byte aligned; raise MemoryError."""
+        ...
+
+    def write(self, target: Array, source: np.ndarray[Any, Any]) -> None:
+        """Copy from the host; `source` may be reused at once."""
+        ...
+
+    def read(self, source: Array) -> np.ndarray[Any, Any]:
+        """Wait for all launches so far and copy to the host."""
+        ...
+
+    def launch(
+        self,
+        symbol: str,
+        grid: tuple[int, ...],
+        num_threads: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Launch a kernel of `worker/kernels/instances.py`; None is a null pointer."""
+        ...
+
+
+class Arena:
+    """Named buffers, each as large as it ever was asked for, so that steps allocate nothing.
+
+    A name stands for one place: what is taken under it overwrites what was there.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._buffers: dict[str, Array] = {}
+        self.num_allocations = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(buffer.nbytes) for buffer in self._buffers.values())
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return the buffer `name` as an array of this shape; its content is what was there."""
+        kind = np.dtype(dtype)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.nbytes < num_bytes:
+            self._buffers[name] = buffer = self._gpu.empty(max(num_bytes, 256))
+            self.num_allocations += 1
+        return buffer[:num_bytes].view(kind).reshape(shape)
+
+    def put(self, name: str, values: np.ndarray[Any, Any]) -> Array:
+        """Take a buffer and fill it from the host."""
+        target = self.take(name, values.shape, values.dtype)
+        if values.size:
+            self._gpu.write(target, np.ascontiguousarray(values))
+        return target
