@@ -14,6 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference-data", type=Path, default=REFERENCE_DATA)
     parser.addoption("--model", type=Path, help="model folder for the tests marked `model`")
     parser.addoption("--slow", action="store_true", help="run the tests marked `slow` too")
+    parser.addoption("--cuda", action="store_true", help="run the kernels on this machine's GPU")
     parser.addoption("--golden-rewrite", action="store_true", help="rewrite golden stories")
 
 

@@ -1,0 +1,63 @@
+"""One kernel test: random inputs, poisoned outputs, a launch, and the result on the host."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from worker.backends.cuda_weights import STORAGE, to_storage, upload
+from worker.backends.gpu import Gpu
+from worker.kernels.checks import Floats
+
+Array = np.ndarray[Any, Any]
+EPSILON = {"f32": 2.0**-22, "bf16": 2.0**-8, "f16": 2.0**-11}
+"""Largest relative error of rounding once to the dtype; float32 with room for its sums."""
+i32, f32 = np.int32, np.float32
+
+
+class Case:
+    """Knows the device and a generator; NaN stands in whatever was not written."""
+
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self.gpu = gpu
+        self.rng = np.random.default_rng(zlib.crc32(name.encode()))
+
+    def normal(self, *shape: int) -> Floats:
+        values: Floats = self.rng.standard_normal(shape, dtype=np.float32)
+        return values
+
+    def put(self, values: Array) -> Any:
+        return upload(self.gpu, values)
+
+    def poisoned(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an output full of NaN."""
+        kind = np.dtype(STORAGE[dtype])
+        count = int(np.prod(shape)) * kind.itemsize
+        target = self.gpu.empty(max(count, 1))
+        self.gpu.write(target, np.full(max(count, 1), 0xFF, np.uint8))
+        return target[:count].view(kind).reshape(shape)
+
+    def get(self, array: Any, dtype: str = "f32") -> Floats:
+        """Return a device array as float32."""
+        return to_float(self.gpu.read(array), dtype)
+
+
+def rounded(values: Floats, dtype: str) -> Floats:
+    """Return float32 values that `dtype` can hold."""
+    return to_float(to_storage(values, dtype), dtype)
+
+
+def to_float(stored: Array, dtype: str) -> Floats:
+    if dtype == "f32":
+        return stored
+    if dtype == "f16":
+        return stored.view(np.float16).astype(np.float32)
+    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def close(actual: Floats, expected: Array, dtype: str, scale: float = 1.0) -> None:
+    """Compare with float64, to a few roundings of `dtype` relative to the size of the terms."""
+    bound = 4 * EPSILON[dtype] * scale
+    np.testing.assert_allclose(actual, expected, rtol=4 * EPSILON[dtype], atol=bound)

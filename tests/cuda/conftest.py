@@ -1,0 +1,36 @@
+"""The device that the kernels are tried on: the emulator, or with --cuda the GPU of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.case import Case
+from tests.emulator.device import EmulatedGpu
+from worker.backends.gpu import Gpu
+
+BUILD = Path(__file__).parents[2] / "build" / "emulator"
+
+
+@pytest.fixture(scope="session")
+def emulator_folder() -> Path:
+    """Where libraries are kept from run to run, by the hash of their sources."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    return BUILD
+
+
+@pytest.fixture(scope="session")
+def gpu(pytestconfig: pytest.Config, emulator_folder: Path) -> Gpu:
+    if pytestconfig.getoption("--cuda"):
+        from worker.backends.cuda_device import CupyGpu
+
+        return CupyGpu()
+    return EmulatedGpu(emulator_folder)
+
+
+@pytest.fixture
+def case(gpu: Gpu, request: pytest.FixtureRequest) -> Iterator[Case]:
+    """Arrays and launches of one test; its numbers follow from the test's name."""
+    yield Case(gpu, request.node.name)

@@ -1,0 +1,99 @@
+"""Linears against float64, at every width, and their bits against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.case import Case, close, f32, i32, rounded, to_float
+from worker.backends.cuda_weights import STORAGE, pack_linear, to_storage
+
+SHAPES = [(1, 16, 32), (5, 48, 96), (37, 160, 288), (131, 272, 512)]
+DTYPES = ["bf16", pytest.param("f16", marks=pytest.mark.kernels)]
+
+
+def run(case: Case, form: str, x: Any, linear: Any, out_dtype: str) -> Any:
+    """Launch one form of a linear over x [M, K]; form: "prefill" or the tiles of "decode"."""
+    count, gated = len(x), form.split("_")[-1] == "gated"
+    width = linear.num_padded // (2 if gated else 1)
+    out = case.poisoned((count, width), out_dtype)
+    sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
+    arguments = (out, x, linear.weight, linear.bias, *sizes)
+    kind, _, rest = form.partition("_")
+    if kind == "prefill":
+        grid = (-(-linear.num_padded // 128), -(-count // 128))
+        case.gpu.launch(f"linear_prefill_{rest}", grid, 256, arguments, 4 * (8 * 1024 + 128 * 64))
+    else:
+        tiles = int(kind)
+        grid = (width // 16, -(-count // (8 * tiles)))
+        case.gpu.launch(f"linear_decode_{rest}_{tiles}", grid, 256, arguments)
+    return case.gpu.read(out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_form_is_right_and_all_agree(
+    case: Case, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    num_tokens, num_outputs, num_inputs = shape
+    x = case.normal(num_tokens, num_inputs)
+    weight, bias = case.normal(num_outputs, num_inputs), case.normal(num_outputs)
+    linear = pack_linear(case.gpu, dtype, [weight], [bias])
+    x_device = case.put(to_storage(x, dtype))
+    expected = rounded(x, dtype).astype(np.float64) @ rounded(weight, dtype).T + bias
+    for out_dtype in ("f32", dtype):
+        forms = ["prefill", "1", "2", "4", "8"]
+        name = f"{dtype}_{out_dtype}_plain"
+        outs = [run(case, f"{form}_{name}", x_device, linear, out_dtype) for form in forms]
+        close(to_float(outs[0], out_dtype), expected, out_dtype, scale=num_inputs**0.5)
+        for form, out in zip(forms, outs, strict=True):
+            np.testing.assert_array_equal(out, outs[0], err_msg=form)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate_and_up(case: Case, dtype: str) -> None:
+    x, halves = case.normal(37, 96), [case.normal(48, 96) * f32(0.1) for _ in range(2)]
+    biases = [case.normal(48) for _ in range(2)]
+    linear = pack_linear(case.gpu, dtype, halves, biases)
+    assert linear.is_gated
+    x_device = case.put(to_storage(x, dtype))
+    gate, up = (
+        rounded(x, dtype).astype(np.float64) @ rounded(w, dtype).T + b
+        for w, b in zip(halves, biases, strict=True)
+    )
+    expected = gate / (1 + np.exp(-gate)) * up
+    name = f"{dtype}_{dtype}_gated"
+    forms = ("prefill", "1", "2", "4")
+    outs = [run(case, f"{form}_{name}", x_device, linear, dtype) for form in forms]
+    close(to_float(outs[0], dtype), expected, dtype, scale=2)
+    for out in outs:
+        np.testing.assert_array_equal(out, outs[0])
+
+
+def test_a_token_does_not_depend_on_the_others(case: Case) -> None:
+    weight = case.normal(32, 256)
+    linear = pack_linear(case.gpu, "bf16", [weight], [])
+    x = to_storage(case.normal(70, 256), "bf16")
+    whole = run(case, "prefill_bf16_f32_plain", case.put(x), linear, "f32")
+    for first, last in ((0, 1), (3, 12), (12, 70)):
+        part = run(case, "8_bf16_f32_plain", case.put(x[first:last]), linear, "f32")
+        np.testing.assert_array_equal(part, whole[first:last])
+
+
+def test_float32(case: Case) -> None:
+    x, weight, bias = case.normal(11, 40), case.normal(7, 40), case.normal(7)
+    out = case.poisoned((11, 7), "f32")
+    arrays = (out, case.put(x), case.put(weight), case.put(bias))
+    case.gpu.launch("linear_f32", (2, 2), 128, (*arrays, i32(11), i32(40), i32(7)))
+    close(case.get(out), x.astype(np.float64) @ weight.T + bias, "f32", scale=8)
+
+
+def test_storage_rounds_to_nearest_even() -> None:
+    values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -(2.0**-130), np.inf], np.float32)
+    np.testing.assert_array_equal(
+        to_float(to_storage(values, "bf16"), "bf16"),
+        np.array([1, 1, 1 + 2**-6, -(2.0**-130), np.inf], np.float32),
+    )
+    assert STORAGE["f16"] is np.uint16
