@@ -14,6 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference-data", type=Path, default=REFERENCE_DATA)
     parser.addoption("--model", type=Path, help="model folder for the tests marked `model`")
     parser.addoption("--slow", action="store_true", help="run the tests marked `slow` too")
+    parser.addoption("--kernels", action="store_true", help="run the tests marked `kernels` too")
     parser.addoption("--cuda", action="store_true", help="run the kernels on this machine's GPU")
     parser.addoption("--golden-rewrite", action="store_true", help="rewrite golden stories")
 
@@ -24,11 +25,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "model" in item.keywords:
                 item.add_marker(absent)
-    if not config.getoption("--slow"):
-        later = pytest.mark.skip(reason="runs with --slow")
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(later)
+    for mark in ("slow", "kernels"):
+        if not config.getoption(f"--{mark}"):
+            later = pytest.mark.skip(reason=f"runs with --{mark}")
+            for item in items:
+                if mark in item.keywords:
+                    item.add_marker(later)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The device that the kernels are tried on: the emulator, or with --cuda the GPU of this machine."""
+"""The device that the kernels are tried on: the emulator, or with --cuda this machine's GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention against float64: any mixture, page size, window; and decode's bits against prefill's."""
+"""Paged attention against float64 in any mixture; the bits of decode against those of prefill."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Inputs:
         self.q = case.normal(num_tokens, form.group * form.num_kv_heads, form.head_dim)
         scale = form.head_dim**-0.5 * np.log2(np.e)
         heads = form.group * form.num_kv_heads
-        sizes = (heads, form.num_kv_heads, form.page_size, num_pages, form.window, scale)
+        shift = form.page_size.bit_length() - 1
+        sizes = (heads, form.num_kv_heads, shift, num_pages, form.window, scale)
         self.shape = np.array(sizes, SHAPE)
         stored = [case.put(to_storage(a, dtype)) for a in (self.q, self.keys, self.values)]
         self.arrays = (*stored, case.put(self.tables))

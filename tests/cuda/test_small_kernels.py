@@ -9,7 +9,7 @@ from tests.cuda.case import Case, close, f32, i32, rounded
 from worker.backends.cuda import HEADS
 from worker.backends.cuda_weights import pack_linear, to_storage
 
-DTYPES = ["f32", "bf16", "f16"]
+DTYPES = ["f32", "bf16", pytest.param("f16", marks=pytest.mark.kernels)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,7 +54,10 @@ def turned(heads: np.ndarray, angles: np.ndarray) -> np.ndarray:  # type: ignore
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
-@pytest.mark.parametrize(("dtype", "head_dim"), [("f32", 16), ("bf16", 64), ("f16", 128)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [("f32", 16), ("bf16", 64), pytest.param("f16", 128, marks=pytest.mark.kernels)],
+)
 def test_rope(case: Case, dtype: str, head_dim: int, is_normed: bool) -> None:
     num_heads, num_kv_heads, page_size, num_pages = 3, 2, 4, 6
     positions = np.array([0, 3, 9000, 131071], np.int32)
@@ -68,7 +71,7 @@ def test_rope(case: Case, dtype: str, head_dim: int, is_normed: bool) -> None:
     case.gpu.launch("rope_table", (-(-4 * head_dim // 256),), 128, arguments)
     q = case.poisoned((4, num_heads, head_dim), dtype)
     pages = [case.poisoned((num_pages, num_kv_heads, page_size, head_dim), dtype) for _ in "kv"]
-    heads = np.array((num_heads, num_kv_heads, page_size, 1e-6), HEADS)
+    heads = np.array((num_heads, num_kv_heads, page_size.bit_length() - 1, 1e-6), HEADS)
     norms = (case.put(q_weight), case.put(k_weight)) if is_normed else (None, None)
     inputs = (case.put(to_storage(qkv, dtype)), turns, case.put(cells), *norms, heads)
     case.gpu.launch(f"rope_{dtype}_{head_dim}", (4, 2), 128, (q, *pages, *inputs))
@@ -92,7 +95,7 @@ def test_shifted_keys_are_those_of_the_new_positions(case: Case) -> None:
     plain = case.normal(8, 16)
     at = [turned(plain, np.arange(start, start + 8)[:, None] * waves) for start in (40, 9)]
     keys = case.put(at[0].astype(np.float32).reshape(2, 4, 1, 16).swapaxes(1, 2).copy())
-    heads = np.array((1, 1, 4, 0), HEADS)
+    heads = np.array((1, 1, 2, 0), HEADS)
     cells = case.put(np.arange(8, dtype=np.int32))
     case.gpu.launch("rope_shift_f32_16", (8,), 32, (keys, cells, case.put(waves), i32(-31), heads))
     close(case.get(keys).reshape(8, 16), at[1], "f32", scale=16)

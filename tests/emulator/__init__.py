@@ -8,45 +8,64 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from worker.kernels.instances import instances, stems
+from worker.kernels.instances import Instance, instances
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "worker" / "kernels"
 FLAGS = ("-std=c++17", "-O2", "-march=x86-64-v3", "-fPIC", "-Wno-unknown-pragmas", "-pthread")
+RARE = re.compile(r"(?<!b)f16|_(32|80|96|128)$")
+"""Instances that few tests ask for; compiling them all takes a minute."""
 
 
 class EmulatorError(Exception):
     """A launch failed; the message says which kernel, block and thread, and why."""
 
 
-def build(stem: str, folder: Path, *defines: str) -> Path:
-    """Compile one `.cu` file; a library of the same sources and flags is used again."""
-    lines = [f'#include "{KERNELS / stem}.cu"']
-    lines += [f"EMULATOR_EXPORT({i.symbol}, {i.expression})" for i in instances() if i.stem == stem]
-    source = "\n".join(lines) + "\n"
-    parts = [source.encode(), " ".join((*FLAGS, *defines)).encode()]
-    sources = [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp", *sorted(KERNELS.glob("*.cu*"))]
+def exports(wanted: Iterable[Instance], kernels: Path = KERNELS) -> str:
+    """Return a source file that includes the `.cu` files of `wanted` and exports those kernels."""
+    chosen = list(wanted)
+    lines = [f'#include "{kernels / stem}.cu"' for stem in sorted({i.stem for i in chosen})]
+    lines += [f"EMULATOR_EXPORT({i.symbol}, {i.expression})" for i in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def build(source: str, folder: Path, kernels: Path = KERNELS) -> Path:
+    """Compile a source file to a library; the same sources are compiled once."""
+    parts = [source.encode(), " ".join(FLAGS).encode()]
+    sources = [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp", *sorted(kernels.glob("*.cu*"))]
     parts += [path.read_bytes() for path in sources]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    library = folder / f"{stem}-{name}.so"
+    library = folder / f"{name}.so"
     if not library.exists():
-        unit = folder / f"{stem}-{name}.cpp"
+        unit = folder / f"{name}.cpp"
         unit.write_text(source)
-        header = ["-include", str(HERE / "cuda_emulator.h")]
-        _run("g++", *FLAGS, *defines, *header, "-c", str(unit), "-o", f"{unit}.o")
-        runtime = [str(HERE / "runtime.cpp"), f"{unit}.o"]
-        _run("g++", *FLAGS, "-shared", *runtime, "-o", f"{library}.new")
-        Path(f"{library}.new").rename(library)
+        compile_unit(unit, library, *FLAGS, "-shared")
     return library
 
 
-def _run(*command: str) -> None:
+def compile_unit(unit: Path, target: Path, *flags: str, runtime_flags: Iterable[str] = ()) -> None:
+    """Compile `unit` with the emulator before it, and link it with the runtime.
+
+    The runtime is compiled without sanitizers, whatever `flags` say.
+    """
+    header = ("-include", str(HERE / "cuda_emulator.h"))
+    plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-shared"))]
+    run("g++", *flags, *header, "-c", str(unit), "-o", f"{unit}.o")
+    run("g++", *plain, "-c", str(HERE / "runtime.cpp"), "-o", f"{unit}.runtime.o")
+    run("g++", *flags, f"{unit}.o", f"{unit}.runtime.o", "-o", f"{target}.new")
+    Path(f"{target}.new").rename(target)
+
+
+def run(*command: str) -> None:
+    """Run a compiler; raise EmulatorError with what it says."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EmulatorError(f"{' '.join(command[:2])} failed:\n{done.stderr[:4000]}")
@@ -88,19 +107,21 @@ def _value(argument: Any) -> Any:
 
 
 class Library:
-    """All kernels, by symbol; every file is built when its first kernel is asked for."""
+    """All kernels, by symbol; each half of a file is built when its first kernel is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kernels: Path = KERNELS) -> None:
         self._folder = folder
+        self._kernels = kernels
         self._stems = {instance.symbol: instance.stem for instance in instances()}
-        self._libraries: dict[str, ctypes.CDLL] = {}
+        self._libraries: dict[tuple[str, bool], ctypes.CDLL] = {}
 
     def get_function(self, symbol: str) -> Kernel:
         """Return a kernel; raise KeyError when there is none of that name."""
-        stem = self._stems[symbol]
-        if stem not in self._libraries:
-            self._libraries[stem] = ctypes.CDLL(str(build(stem, self._folder)))
-        return Kernel(self._libraries[stem], symbol)
+        part = (self._stems[symbol], bool(RARE.search(symbol)))
+        if part not in self._libraries:
+            path = build(exports(self._half(*part), self._kernels), self._folder, self._kernels)
+            self._libraries[part] = ctypes.CDLL(str(path))
+        return Kernel(self._libraries[part], symbol)
 
-
-__all__ = ["EmulatorError", "Kernel", "Library", "build", "stems"]
+    def _half(self, stem: str, is_rare: bool) -> list[Instance]:
+        return [i for i in instances() if i.stem == stem and bool(RARE.search(i.symbol)) == is_rare]

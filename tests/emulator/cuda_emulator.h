@@ -109,3 +109,13 @@ inline int launch_kernel(void (*kernel)(A...), dim3 grid, dim3 block, size_t sha
 
 #include "intrinsics.h"
 #include "warp.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+namespace emulator {
+// The bytes of an asynchronous copy land in instrumented code, so that the sanitizer sees both ends.
+extern void (*land_copy)(void*, const void*, int, int);
+static const bool lands_in_sight = (land_copy = [](void* target, const void* source, int bytes, int valid) {
+  for (int i = 0; i < bytes; i++) static_cast<char*>(target)[i] = i < valid ? static_cast<const char*>(source)[i] : 0;
+}, true);
+}  // namespace emulator
+#endif

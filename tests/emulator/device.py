@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator import Kernel, Library
+from tests.emulator import KERNELS, Kernel, Library
+from tests.emulator.recording import Recording
 
 
 class EmulatedGpu:
     """Fills what it allocates with 0xff, nan in every float type."""
 
-    def __init__(self, folder: Path) -> None:
-        self._library = Library(folder)
+    def __init__(self, folder: Path, kernels: Path = KERNELS) -> None:
+        self._library = Library(folder, kernels)
         self._kernels: dict[str, Kernel] = {}
         self.launches: list[str] = []
+        self.recording: Recording | None = None
 
     @property
     def name(self) -> str:
@@ -49,4 +51,6 @@ class EmulatedGpu:
             if isinstance(argument, np.ndarray) and argument.ndim:
                 assert argument.flags.c_contiguous, symbol
         values = tuple(a[()] if isinstance(a, np.ndarray) and not a.ndim else a for a in arguments)
+        if self.recording is not None:
+            self.recording.add(symbol, grid, num_threads, values, shared_bytes)
         self._kernels[symbol](grid, (num_threads,), values, shared_mem=shared_bytes)

@@ -66,6 +66,7 @@ constexpr size_t ARENA_BYTES = 256 << 10;
 constexpr size_t RED_ZONE_BYTES = 128;
 constexpr int MAX_SHARED_ARRAYS = 64;
 constexpr int MAX_COPIES = 512;
+constexpr int MAX_ATOMICS = 8;  // whose order a fence still knows
 
 enum class State : uint8_t { READY, AT_BARRIER, IN_WARP, DONE };
 struct Warp;
@@ -90,10 +91,11 @@ struct Fibre : Thread {
   void* record;
   void* tsan;
   void* fake_stack;
-  std::vector<Copy> copies;
-  int group;
+  Copy* copies;  // not a vector: the thread sanitizer watches the memmove inside
+  int num_copies, group;
   bool releases;
-  std::vector<const void*> to_acquire;
+  const void* to_acquire[MAX_ATOMICS];
+  int num_atomics;
 };
 
 struct Warp {
@@ -225,7 +227,7 @@ void run_fibre() {
   acquire(&launch_order);
   s->job->thunk(s->job->kernel, s->job->arguments);
   fibre = me();
-  if (!fibre->copies.empty()) fail("a thread ends with asynchronous copies that nobody has waited for");
+  if (fibre->num_copies) fail("a thread ends with asynchronous copies that nobody has waited for");
   release(&done_order);
   fibre->state = State::DONE;
   s->live--;
@@ -339,13 +341,17 @@ void spin() {
 void fence() {
   Fibre* fibre = me();
   fibre->releases = true;
-  for (const void* place : fibre->to_acquire) acquire(const_cast<void*>(place));
-  fibre->to_acquire.clear();
+  int known = fibre->num_atomics < MAX_ATOMICS ? fibre->num_atomics : MAX_ATOMICS;
+  for (int i = 0; i < known; i++) acquire(const_cast<void*>(fibre->to_acquire[i]));
+  fibre->num_atomics = 0;
 }
 void before_atomic(const volatile void* place) {
   if (me()->releases) release(const_cast<void*>(place));
 }
-void after_atomic(const volatile void* place) { me()->to_acquire.push_back(const_cast<const void*>(place)); }
+void after_atomic(const volatile void* place) {
+  Fibre* fibre = me();
+  fibre->to_acquire[fibre->num_atomics++ % MAX_ATOMICS] = const_cast<const void*>(place);
+}
 
 // ── shared memory: poisoned with 0xff (nan in every float type), with red zones ─────────────────
 
@@ -379,20 +385,20 @@ void copy_async(void* target, const void* source, int bytes, int valid) {
   if ((reinterpret_cast<uintptr_t>(target) | (valid ? reinterpret_cast<uintptr_t>(source) : 0)) & uintptr_t(bytes - 1))
     fail("an asynchronous copy of %d bytes is not aligned", bytes);
   Fibre* fibre = me();
-  if (fibre->copies.size() == MAX_COPIES) fail("more than %d asynchronous copies of one thread are under way", MAX_COPIES);
+  if (fibre->num_copies == MAX_COPIES) fail("more than %d asynchronous copies of one thread are under way", MAX_COPIES);
   memset(target, 0xff, size_t(bytes));
-  fibre->copies.push_back({target, source, bytes, valid, fibre->group});
+  fibre->copies[fibre->num_copies++] = {target, source, bytes, valid, fibre->group};
 }
 void copy_async_commit() { me()->group++; }
 void copy_async_wait(int groups_left) {
   Fibre* fibre = me();
-  size_t num_landed = 0;
-  for (const Copy& copy : fibre->copies) {
-    if (copy.group >= fibre->group - groups_left) break;
-    land_copy(copy.target, copy.source, copy.bytes, copy.valid);
-    num_landed++;
+  int kept = 0;
+  for (int i = 0; i < fibre->num_copies; i++) {
+    const Copy copy = fibre->copies[i];
+    if (copy.group < fibre->group - groups_left) land_copy(copy.target, copy.source, copy.bytes, copy.valid);
+    else fibre->copies[kept++] = copy;
   }
-  fibre->copies.erase(fibre->copies.begin(), fibre->copies.begin() + long(num_landed));
+  fibre->num_copies = kept;
 }
 
 // ── blocks ──────────────────────────────────────────────────────────────────────────────────────
@@ -446,9 +452,7 @@ void prepare_fibre(Scheduler* s, Block* block, Fibre* fibre, size_t index, size_
   fibre->block = block;
   fibre->scheduler = s;
   fibre->fake_stack = nullptr;
-  fibre->copies.clear();
-  fibre->to_acquire.clear();
-  fibre->group = 0;
+  fibre->num_copies = fibre->group = fibre->num_atomics = 0;
   fibre->releases = false;
 }
 
@@ -457,7 +461,7 @@ void run_block(Scheduler* s, size_t block_number) {
   size_t num_threads = size_t(job->block.x) * job->block.y * job->block.z;
   while (s->fibres.size() < num_threads) {
     Fibre* fibre = new Fibre();
-    fibre->copies.reserve(MAX_COPIES);
+    fibre->copies = new Copy[MAX_COPIES];
     s->fibres.push_back(fibre);
   }
   s->queue.resize(num_threads);

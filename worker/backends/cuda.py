@@ -24,9 +24,9 @@ DECODE_TOKENS = 64
 """Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
 PREFILL_STAGES, STAGE_BYTES = 4, 8 * 1024 + 128 * 64
 UNIT = 64
-SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_size", "i4"),
+SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"),
                   ("max_pages", "i4"), ("window", "i4"), ("scale_log2", "f4")])  # fmt: skip
-HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_size", "i4"), ("eps", "f4")])
+HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"), ("eps", "f4")])
 i32, f32 = np.int32, np.float32
 
 
@@ -161,7 +161,7 @@ class CudaBackend:
         projected = self._run(normed.qkv, "qkv", self._dtype, "plain")
         _, num_kv_heads, head_dim = self._sizes
         q = self.arena.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
-        heads = np.array((num_heads, num_kv_heads, step.page_size, normed.eps), HEADS)
+        heads = np.array((num_heads, num_kv_heads, step.page_shift, normed.eps), HEADS)
         arguments = (q, cache.keys, cache.values, projected, self._turns(step, rotary), step.cells,
                      normed.q_weight, normed.k_weight, heads)  # fmt: skip
         grid = (step.num_tokens, -(-(num_heads + 2 * num_kv_heads) // 4))
@@ -184,7 +184,7 @@ class CudaBackend:
     ) -> Array:
         num_heads, num_kv_heads, head_dim = self._sizes
         scale = head_dim**-0.5 * np.log2(np.e)
-        sizes = (num_heads, num_kv_heads, step.page_size, step.max_pages, window, scale)
+        sizes = (num_heads, num_kv_heads, step.page_shift, step.max_pages, window, scale)
         shape = np.array(sizes, SHAPE)
         out = self.arena.take("mixed", (step.num_tokens, num_heads * head_dim), self._storage)
         if self._dtype == "f32":
@@ -248,7 +248,8 @@ class CudaBackend:
 
     def rope_shift(self, cache: LayerPages, cells: Array, delta: int, rotary: CudaRotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes
-        heads = np.array((num_heads, num_kv_heads, cache.keys.shape[2], 0.0), HEADS)
+        shift = cache.keys.shape[2].bit_length() - 1
+        heads = np.array((num_heads, num_kv_heads, shift, 0.0), HEADS)
         arguments = (cache.keys, cells, rotary.frequencies, i32(delta), heads)
         self._gpu.launch(f"rope_shift_{self._dtype}_{head_dim}", (len(cells),), 32, arguments)
 

@@ -47,7 +47,8 @@ class CudaStep(NamedTuple):
     decode: Tiles
     prefill: Tiles
     num_tokens: int
-    page_size: int
+    page_shift: int
+    """Pages of 1 << page_shift tokens."""
     max_pages: int
     rotations: dict[int, Array]
     """cos and sin by rotary, made by the first layer that needs them."""
@@ -69,7 +70,7 @@ def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
         decode=_tiles(arena, "decode", batch, np.flatnonzero(few), group),
         prefill=_tiles(arena, "prefill", batch, np.flatnonzero(~few), group),
         num_tokens=len(batch.token_ids),
-        page_size=batch.block_size,
+        page_shift=batch.block_size.bit_length() - 1,
         max_pages=batch.block_tables.shape[1],
         rotations={},
     )

@@ -5,13 +5,13 @@
 #include "device.cuh"
 
 struct Shape {
-  int num_heads, num_kv_heads, page_size, max_pages, window;
+  int num_heads, num_kv_heads, page_shift, max_pages, window;
   float scale_log2;
 };
 
 // q, out: float [num_tokens, heads, D]; owners: int [num_tokens], rows of `tables`. Grid (num_tokens, heads), 32 threads.
 template <int D>
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(32, 1)
 attention_f32(float* out, const float* q, const float* keys, const float* values, const int* tables, const int* owners,
               const int* positions, Shape shape) {
   constexpr int PER_LANE = (D + 31) / 32;
@@ -34,8 +34,8 @@ attention_f32(float* out, const float* q, const float* keys, const float* values
     uint64_t place = 0;
     float score = -INFINITY;
     if (is_seen) {
-      place = ((uint64_t(table[mine / shape.page_size]) * shape.num_kv_heads + kv_head) * shape.page_size +
-               mine % shape.page_size) * D;
+      const uint64_t page = table[mine >> shape.page_shift];
+      place = (((page * shape.num_kv_heads + kv_head) << shape.page_shift) + (mine & ((1 << shape.page_shift) - 1))) * D;
       score = 0.f;
       for (int d = 0; d < D; d++) score = __fmaf_rn(query[d], keys[place + d], score);
       score *= shape.scale_log2;

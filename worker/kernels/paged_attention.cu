@@ -15,7 +15,7 @@ constexpr int UNIT = 64;
 constexpr int SPLIT = 256;
 
 struct Shape {
-  int num_heads, num_kv_heads, page_size, max_pages, window;
+  int num_heads, num_kv_heads, page_shift, max_pages, window;  // pages of 1 << page_shift tokens
   float scale_log2;  // softmax in powers of two
 };
 
@@ -58,8 +58,8 @@ __device__ __forceinline__ void load_unit(T* stage, const T* keys, const T* valu
     const bool exists = position < num_keys && chunk < D / 8;
     uint64_t place = 0;
     if (exists) {
-      const int page = table[position / shape.page_size];
-      place = ((uint64_t(page) * shape.num_kv_heads + head) * shape.page_size + position % shape.page_size) * D + chunk * 8;
+      const int page = table[position >> shape.page_shift], offset = position & ((1 << shape.page_shift) - 1);
+      place = (((uint64_t(page) * shape.num_kv_heads + head) << shape.page_shift) + offset) * D + chunk * 8;
     }
     copy_async_16(stage + row * Layout<D>::KEY_STRIDE + chunk * 8, keys + place, exists);
     if (chunk < D / 8) copy_async_16(stage_values + row * Layout<D>::VALUE_STRIDE + chunk * 8, values + place, exists);
@@ -178,7 +178,7 @@ __device__ __forceinline__ Range range_of(int first_position, int last_position,
 // Grid (tiles, kv heads, Z), 32 threads: part z, z + Z, ... of a tile. State of part s of tile i and head h goes to
 // parts[((offsets[i] + s) * kv heads + h) * 16 * (D + 2)]: 16 rows of D values, maximum, sum.
 template <class T, int D>
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(32, 1)
 attention_decode(float* parts, const T* q, const T* keys, const T* values, const int* tables, const int4* tiles,
                  const int* offsets, Shape shape) {
   DYNAMIC_SHARED(T, stages);
@@ -225,7 +225,7 @@ attention_decode(float* parts, const T* q, const T* keys, const T* values, const
 
 // Grid (tiles, kv heads), 128 threads.
 template <class T, int D>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 1)
 attention_merge(T* out, const float* parts, const int4* tiles, const int* offsets, Shape shape) {
   const int head = blockIdx.y, group = shape.num_heads / shape.num_kv_heads;
   wait_for_predecessor();
@@ -257,7 +257,7 @@ constexpr int WARPS = 4;
 // Grid (tiles / WARPS, kv heads), WARPS * 32 threads: WARPS tiles of one sequence, the empty ones last. What the parts
 // before add up to lies in shared memory, a column of it for each thread, or the registers would not do.
 template <class T, int D>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, 1)
 attention_prefill(T* out, const T* q, const T* keys, const T* values, const int* tables, const int4* tiles, Shape shape) {
   DYNAMIC_SHARED(T, stages);
   const int head = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3;

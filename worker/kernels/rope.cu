@@ -14,7 +14,7 @@ __device__ __forceinline__ float2 turn_of(float angle, float factor) {
 }
 
 // out: float2 {cos, sin} [num_tokens, half]; frequencies: float [half]. Grid ceil(num_tokens * half / 128).
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 1)
 rope_table(float2* out, const int* positions, const float* frequencies, float factor, int num_tokens, int half) {
   wait_for_predecessor();
   launch_successor();
@@ -22,13 +22,22 @@ rope_table(float2* out, const int* positions, const float* frequencies, float fa
   if (i < num_tokens * half) out[i] = turn_of(float(positions[i / half]) * frequencies[i % half], factor);
 }
 
-struct Heads { int num_heads, num_kv_heads, page_size; float eps; };
+struct Heads {
+  int num_heads, num_kv_heads, page_shift;  // pages of 1 << page_shift tokens
+  float eps;
+};
+
+// Where the head of a cell's key or value begins.
+__device__ __forceinline__ uint64_t place_of(int cell, int kv_head, int head_dim, const Heads& heads) {
+  const uint64_t page = cell >> heads.page_shift, offset = cell & ((1 << heads.page_shift) - 1);
+  return (((page * heads.num_kv_heads + kv_head) << heads.page_shift) + offset) * head_dim;
+}
 
 // qkv: T [num_tokens, (heads + 2 kv heads) D]; q: T [num_tokens, heads, D]; cells: int [num_tokens], page * page_size +
 // offset; pages as in paged_attention.cu; q_weight, k_weight: float [D] or null. Grid (num_tokens, ceil(heads of qkv /
 // 4)), 128 threads: a warp a head.
 template <class T, int D>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 1)
 rope(T* q, T* keys, T* values, const T* qkv, const float2* table, const int* cells, const float* q_weight,
      const float* k_weight, Heads heads) {
   constexpr int HALF = D / 2, PER_LANE = (HALF + 31) / 32;
@@ -41,9 +50,8 @@ rope(T* q, T* keys, T* values, const T* qkv, const float2* table, const int* cel
   const bool is_query = head < heads.num_heads, is_value = head >= num_turned;
   T* to = q + (uint64_t(token) * heads.num_heads + head) * D;
   if (!is_query) {
-    const int cell = cells[token], kv_head = head - (is_value ? num_turned : heads.num_heads);
-    to = (is_value ? values : keys) +
-         ((uint64_t(cell / heads.page_size) * heads.num_kv_heads + kv_head) * heads.page_size + cell % heads.page_size) * D;
+    const int kv_head = head - (is_value ? num_turned : heads.num_heads);
+    to = (is_value ? values : keys) + place_of(cells[token], kv_head, D, heads);
   }
   float a[PER_LANE], b[PER_LANE], squares = 0.f;
 #pragma unroll
@@ -77,7 +85,7 @@ rope(T* q, T* keys, T* values, const T* qkv, const float2* table, const int* cel
 
 // Turn the keys of cells[blockIdx.x], all heads, by `delta` positions. 32 threads.
 template <class T, int D>
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(32, 1)
 rope_shift(T* keys, const int* cells, const float* frequencies, int delta, Heads heads) {
   constexpr int HALF = D / 2;
   wait_for_predecessor();
@@ -85,8 +93,7 @@ rope_shift(T* keys, const int* cells, const float* frequencies, int delta, Heads
   const int cell = cells[blockIdx.x];
   for (int i = threadIdx.x; i < heads.num_kv_heads * HALF; i += 32) {
     const int head = i / HALF, place = i % HALF;
-    T* key = keys + ((uint64_t(cell / heads.page_size) * heads.num_kv_heads + head) * heads.page_size +
-                     cell % heads.page_size) * D;
+    T* key = keys + place_of(cell, head, D, heads);
     const float2 turn = turn_of(float(delta) * frequencies[place], 1.f);
     const float a = to_float(key[place]), b = to_float(key[place + HALF]);
     key[place] = from_float<T>(a * turn.x - b * turn.y);

@@ -1,0 +1,66 @@
+"""Every instance compiles for every target, within its budget, to the instructions meant."""
+
+from __future__ import annotations
+
+import re
+import site
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import budget
+from worker.kernels.instances import instances, stems
+from worker.kernels.nvrtc import TARGETS, CompileError, compile_stem
+
+pytestmark = pytest.mark.kernels
+WANTED = {"linear": {"HMMA", "LDGSTS"}, "paged_attention": {"HMMA", "LDGSTS", "LDSM"}}
+"""Tensor cores, copies behind the back, matrix loads."""
+FORBIDDEN = {"LDL", "STL"}
+"""Local memory: registers that did not do."""
+
+
+def instructions(cubin: bytes, path: Path) -> set[str]:
+    """Return the opcodes in a cubin."""
+    path.write_bytes(cubin)
+    tool = next(
+        p for folder in site.getsitepackages() for p in Path(folder).glob("nvidia/**/bin/nvdisasm")
+    )
+    done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
+    return set(
+        re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", done.stdout, re.M)
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("stem", stems())
+def test_within_the_budget(stem: str, target: str, tmp_path: Path) -> None:
+    compiled = compile_stem(stem, target)
+    allowed = budget.read()[target]
+    assert compiled.usage.keys() == {i.symbol for i in instances() if i.stem == stem}
+    for symbol, usage in compiled.usage.items():
+        assert usage.spill_bytes == usage.stack_bytes == 0, symbol
+        registers, shared_bytes = allowed[symbol]
+        assert usage.registers <= registers, symbol
+        assert usage.shared_bytes <= shared_bytes, symbol
+    found = instructions(compiled.cubin, tmp_path / "kernels.cubin")
+    assert "EXIT" in found
+    assert WANTED.get(stem, set()) <= found
+    assert not FORBIDDEN & found
+
+
+def test_a_spill_shows(tmp_path: Path) -> None:
+    """The check bites: with too few registers the same source spills, and the report says so."""
+    compiled = compile_stem("paged_attention", "sm_90a", ["--maxrregcount=64"])
+    assert any(usage.spill_bytes for usage in compiled.usage.values())
+    assert FORBIDDEN & instructions(compiled.cubin, tmp_path / "kernels.cubin")
+
+
+def test_a_mistake_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompileError, match="silu_mul.cu for sm_80"):
+        compile_stem("silu_mul", "sm_80", ["-DALL_LANES=("])
+
+
+def test_an_unknown_target_is_reported() -> None:
+    with pytest.raises(CompileError):
+        compile_stem("silu_mul", "sm_12345")
