@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.backends.cuda_weights import STORAGE, to_storage, upload
+from worker.backends.cuda_weights import STORAGE, from_storage, to_storage, upload
 from worker.backends.gpu import Gpu
 from worker.kernels.checks import Floats
 
@@ -41,20 +41,12 @@ class Case:
 
     def get(self, array: Any, dtype: str = "f32") -> Floats:
         """Return a device array as float32."""
-        return to_float(self.gpu.read(array), dtype)
+        return from_storage(self.gpu.read(array), dtype)
 
 
 def rounded(values: Floats, dtype: str) -> Floats:
     """Return float32 values that `dtype` can hold."""
-    return to_float(to_storage(values, dtype), dtype)
-
-
-def to_float(stored: Array, dtype: str) -> Floats:
-    if dtype == "f32":
-        return stored
-    if dtype == "f16":
-        return stored.view(np.float16).astype(np.float32)
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return from_storage(to_storage(values, dtype), dtype)
 
 
 def close(actual: Floats, expected: Array, dtype: str, scale: float = 1.0) -> None:

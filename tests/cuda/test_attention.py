@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.cuda.case import EPSILON, Case, rounded, to_float
+from tests.cuda.case import EPSILON, Case, rounded
 from worker.backends.cuda import SHAPE
 from worker.backends.cuda_step import SPLIT
-from worker.backends.cuda_weights import to_storage
+from worker.backends.cuda_weights import from_storage, to_storage
 
 SLOW = pytest.mark.kernels
 
@@ -129,7 +129,7 @@ def test_both_kernels_are_right_and_agree(case: Case, form: Form, dtype: str) ->
     by_parts, by_tiles = decode(case, inputs, dtype), prefill(case, inputs, dtype)
     bound = 8 * EPSILON[dtype]
     np.testing.assert_allclose(
-        to_float(by_parts, dtype), inputs.expected(dtype), rtol=0, atol=bound
+        from_storage(by_parts, dtype), inputs.expected(dtype), rtol=0, atol=bound
     )
     np.testing.assert_array_equal(by_parts, by_tiles)
 

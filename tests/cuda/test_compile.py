@@ -43,7 +43,7 @@ def test_within_the_budget(stem: str, target: str, tmp_path: Path) -> None:
         registers, shared_bytes = allowed[symbol]
         assert usage.registers <= registers, symbol
         assert usage.shared_bytes <= shared_bytes, symbol
-    found = instructions(compiled.cubin, tmp_path / "kernels.cubin")
+    found = instructions(compiled.code, tmp_path / "kernels.cubin")
     assert "EXIT" in found
     assert WANTED.get(stem, set()) <= found
     assert not FORBIDDEN & found
@@ -53,7 +53,7 @@ def test_a_spill_shows(tmp_path: Path) -> None:
     """The check bites: with too few registers the same source spills, and the report says so."""
     compiled = compile_stem("paged_attention", "sm_90a", ["--maxrregcount=64"])
     assert any(usage.spill_bytes for usage in compiled.usage.values())
-    assert FORBIDDEN & instructions(compiled.cubin, tmp_path / "kernels.cubin")
+    assert FORBIDDEN & instructions(compiled.code, tmp_path / "kernels.cubin")
 
 
 def test_a_mistake_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

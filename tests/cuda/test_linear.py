@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.case import Case, close, f32, i32, rounded, to_float
-from worker.backends.cuda_weights import STORAGE, pack_linear, to_storage
+from tests.cuda.case import Case, close, f32, i32, rounded
+from worker.backends.cuda_weights import STORAGE, from_storage, pack_linear, to_storage
 
 SHAPES = [(1, 16, 32), (5, 48, 96), (37, 160, 288), (131, 272, 512)]
 DTYPES = ["bf16", pytest.param("f16", marks=pytest.mark.kernels)]
@@ -47,7 +47,7 @@ def test_every_form_is_right_and_all_agree(
         forms = ["prefill", "1", "2", "4", "8"]
         name = f"{dtype}_{out_dtype}_plain"
         outs = [run(case, f"{form}_{name}", x_device, linear, out_dtype) for form in forms]
-        close(to_float(outs[0], out_dtype), expected, out_dtype, scale=num_inputs**0.5)
+        close(from_storage(outs[0], out_dtype), expected, out_dtype, scale=num_inputs**0.5)
         for form, out in zip(forms, outs, strict=True):
             np.testing.assert_array_equal(out, outs[0], err_msg=form)
 
@@ -67,7 +67,7 @@ def test_gate_and_up(case: Case, dtype: str) -> None:
     name = f"{dtype}_{dtype}_gated"
     forms = ("prefill", "1", "2", "4")
     outs = [run(case, f"{form}_{name}", x_device, linear, dtype) for form in forms]
-    close(to_float(outs[0], dtype), expected, dtype, scale=2)
+    close(from_storage(outs[0], dtype), expected, dtype, scale=2)
     for out in outs:
         np.testing.assert_array_equal(out, outs[0])
 
@@ -93,7 +93,7 @@ def test_float32(case: Case) -> None:
 def test_storage_rounds_to_nearest_even() -> None:
     values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -(2.0**-130), np.inf], np.float32)
     np.testing.assert_array_equal(
-        to_float(to_storage(values, "bf16"), "bf16"),
+        from_storage(to_storage(values, "bf16"), "bf16"),
         np.array([1, 1, 1 + 2**-6, -(2.0**-130), np.inf], np.float32),
     )
     assert STORAGE["f16"] is np.uint16

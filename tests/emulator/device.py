@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ class EmulatedGpu:
         self._kernels: dict[str, Kernel] = {}
         self.launches: list[str] = []
         self.recording: Recording | None = None
+        self._captured: list[tuple[Any, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -44,6 +46,9 @@ class EmulatedGpu:
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
     ) -> None:
+        if self._captured is not None:
+            self._captured.append((symbol, grid, num_threads, arguments, shared_bytes))
+            return
         if symbol not in self._kernels:
             self._kernels[symbol] = self._library.get_function(symbol)
         self.launches.append(symbol)
@@ -54,3 +59,14 @@ class EmulatedGpu:
         if self.recording is not None:
             self.recording.add(symbol, grid, num_threads, values, shared_bytes)
         self._kernels[symbol](grid, (num_threads,), values, shared_mem=shared_bytes)
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        self._captured = captured = []
+        launches()
+        self._captured = None
+
+        def replay() -> None:
+            for one in captured:
+                self.launch(*one)
+
+        return replay

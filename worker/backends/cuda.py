@@ -7,17 +7,19 @@ norm its sums. Decode and prefill kernels give the same bits: which one runs is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from worker.backends.cuda_cache import LayerPages
+from worker.backends.cuda_graph import DecodeGraphs
 from worker.backends.cuda_step import SPLIT, WARPS, CudaStep, make_step
-from worker.backends.cuda_weights import STORAGE, CudaLinear, pack_linear, upload
+from worker.backends.cuda_weights import STORAGE, CudaLinear, from_storage, pack_linear, upload
 from worker.backends.gpu import Arena, Array, Gpu
 from worker.batch import Batch
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
+from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
 
 DECODE_TOKENS = 64
@@ -28,6 +30,15 @@ SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i
                   ("max_pages", "i4"), ("window", "i4"), ("scale_log2", "f4")])  # fmt: skip
 HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"), ("eps", "f4")])
 i32, f32 = np.int32, np.float32
+
+
+Out = TypeVar("Out", bound=tuple[Any, ...], covariant=True)
+
+
+class Model(Protocol[Out]):
+    """What `bind` asks of a model: logits and states, as a named tuple."""
+
+    def forward(self, step: CudaStep, caches: Sequence[LayerPages]) -> Out: ...
 
 
 class Pending(NamedTuple):
@@ -59,18 +70,17 @@ class CudaRotary(NamedTuple):
     number: int
 
 
-class LayerPages(NamedTuple):
-    """Keys and values of a layer: dtype [num_blocks, num_kv_heads, block_size, head_dim] each."""
-
-    keys: Array
-    values: Array
-
-
 class CudaBackend:
     """Operators as in `backends/base.py`, for one model's sizes, on one GPU."""
 
-    def __init__(self, gpu: Gpu, dtype: str, num_heads: int, num_kv_heads: int, head_dim: int):
-        """dtype: f32, bf16 or f16; raise KernelError for sizes that no kernel was built for."""
+    takes_stored = False
+
+    def __init__(self, gpu: Gpu, dtype: str, sizes: tuple[int, int, int], longest: int) -> None:
+        """dtype: f32, bf16 or f16; sizes: heads, key heads, head_dim; `longest`: positions.
+
+        Raises KernelError for sizes that no kernel was built for.
+        """
+        num_heads, num_kv_heads, head_dim = sizes
         if dtype not in STORAGE:
             raise KernelError(f"dtype is {dtype!r}, allowed: {', '.join(STORAGE)}")
         if head_dim not in HEAD_DIMS:
@@ -81,8 +91,11 @@ class CudaBackend:
         self._gpu = gpu
         self._dtype = dtype
         self._storage = STORAGE[dtype]
-        self._sizes = (num_heads, num_kv_heads, head_dim)
+        self._sizes = sizes
+        self._longest = longest
+        self._num_finals = 0
         self._num_rotaries = 0
+        self.weight_bytes = 0
 
     @property
     def fingerprint(self) -> str:
@@ -90,18 +103,56 @@ class CudaBackend:
 
     def begin(self, batch: Batch) -> CudaStep:
         """Upload a batch."""
-        num_heads, num_kv_heads, _ = self._sizes
-        return make_step(self.arena, batch, num_heads // num_kv_heads)
+        return make_step(self.arena, batch, self._group)
+
+    @property
+    def _group(self) -> int:
+        return self._sizes[0] // self._sizes[1]
+
+    def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
+        """Return a function from a batch to logits and states, as float32 arrays of the host.
+
+        The last block of `caches` is spare: padded rows write there.
+        """
+        num_blocks, block_size = caches[0].keys.shape[0] - 1, caches[0].keys.shape[2]
+
+        def launch(arena: Arena, step: CudaStep) -> tuple[Array, Array, Any]:
+            whole, self.arena, self._num_finals = self.arena, arena, 0
+            outs = model.forward(step, caches)
+            logits, states = self._logits(outs[0]), outs[1]
+            self.arena = whole
+            return logits, states, type(outs)
+
+        graphs = DecodeGraphs(
+            self._gpu, launch, self._group, num_blocks, block_size, -(-self._longest // block_size)
+        )
+        graphs.reserve()
+
+        def forward(batch: Batch) -> Out:
+            logits, states, kind = graphs.run(batch) or launch(self.arena, self.begin(batch))
+            count = len(batch.logit_rows)
+            return kind(self._gpu.read(logits[:count]), self._read_states(states))  # type: ignore[no-any-return]
+
+        return forward
+
+    def _logits(self, pending: Pending) -> Array:
+        out = self._run(pending, "logits", "f32", "plain")
+        return out[:, : pending.linear.num_outputs]
+
+    def _read_states(self, states: Array) -> Floats:
+        return from_storage(self._gpu.read(states), self._dtype)
 
     # ── weights ──────────────────────────────────────────────────────────────────────────────
 
     def pack_vector(self, weight: Floats) -> Array:
         """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
+        self.weight_bytes += weight.size * np.dtype(self._storage).itemsize
         if weight.ndim == 1:
             return upload(self._gpu, weight)
         return pack_linear(self._gpu, self._dtype, [weight], [])
 
     def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> CudaLinear:
+        self.weight_bytes += sum(w.size for w in weights) * np.dtype(self._storage).itemsize
         return pack_linear(self._gpu, self._dtype, weights, biases)
 
     def pack_tied(self, table: CudaLinear) -> CudaLinear:
@@ -135,7 +186,11 @@ class CudaBackend:
         self, x: Array | None, residual: Array, rows: Array | None, weight: Array, eps: float
     ) -> Array:
         count, width = len(residual) if rows is None else len(rows), residual.shape[1]
-        out = self.arena.take("normed", (count, width), self._storage)
+        name = "normed"
+        if rows is not None:  # logits are not launched yet when the states' rows are normalised
+            name = f"final_{self._num_finals}"
+            self._num_finals += 1
+        out = self.arena.take(name, (count, width), self._storage)
         if count:
             arguments = (out, residual, x, weight, rows, i32(width), f32(eps))
             self._gpu.launch(f"add_rms_norm_{self._dtype}", (count,), 256, arguments)
@@ -246,11 +301,12 @@ class CudaBackend:
     def tap(self, name: str, layer: int, tensor: Any) -> None:
         pass
 
-    def rope_shift(self, cache: LayerPages, cells: Array, delta: int, rotary: CudaRotary) -> None:
+    def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes
         shift = cache.keys.shape[2].bit_length() - 1
         heads = np.array((num_heads, num_kv_heads, shift, 0.0), HEADS)
-        arguments = (cache.keys, cells, rotary.frequencies, i32(delta), heads)
+        place = upload(self._gpu, cells)
+        arguments = (cache.keys, place, rotary.frequencies, i32(delta), heads)
         self._gpu.launch(f"rope_shift_{self._dtype}_{head_dim}", (len(cells),), 32, arguments)
 
     # ── linears ──────────────────────────────────────────────────────────────────────────────
@@ -258,10 +314,6 @@ class CudaBackend:
     def _sums(self, x: Any) -> Array:
         """Return float32 sums of a linear, for a norm; anything else as it is."""
         return self._run(x, "sums", "f32", "plain") if isinstance(x, Pending) else x
-
-    def logits(self, pending: Pending) -> Array:
-        """Return float32 [R, V] on the device."""
-        return self._run(pending, "logits", "f32", "plain")[:, : pending.linear.num_outputs]
 
     def _run(self, pending: Pending, name: str, out_dtype: str, epilogue: str) -> Array:
         x, linear = pending

@@ -20,6 +20,8 @@ ROWS = 16
 WARPS = 4
 FEW_TOKENS = 8
 """A sequence with no more new tokens goes through the decode kernels."""
+MAX_AT_ONCE = 64
+"""Parts of a tile that run beside each other."""
 
 
 class Tiles(NamedTuple):
@@ -54,21 +56,53 @@ class CudaStep(NamedTuple):
     """cos and sin by rotary, made by the first layer that needs them."""
 
 
+class HostTiles(NamedTuple):
+    tiles: Ints
+    offsets: Ints
+    num_parts: int
+    most_parts: int
+
+
 def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
-    """Upload `batch`; `group` query heads share a key head."""
+    """Upload `batch` in one copy; `group` query heads share a key head."""
     counts = np.diff(batch.query_starts)
     few = counts <= FEW_TOKENS
-    put = arena.put
+    decode = cut(batch, np.flatnonzero(few), group, 1)
+    prefill = cut(batch, np.flatnonzero(~few), group, WARPS)
+    owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return upload_step(arena, batch, owners, decode, prefill)
+
+
+def upload_step(
+    arena: Arena, batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles
+) -> CudaStep:
+    """Put all inputs of a step into one buffer of the device."""
+    token_ids, positions, cells, owned, tables, logit_rows, state_rows, *tiles = arena.put_all(
+        "inputs",
+        [
+            batch.token_ids,
+            batch.positions,
+            batch.cells,
+            owners,
+            batch.block_tables,
+            batch.logit_rows,
+            batch.state_rows,
+            decode.tiles,
+            decode.offsets,
+            prefill.tiles,
+            prefill.offsets,
+        ],
+    )
     return CudaStep(
-        token_ids=put("token_ids", batch.token_ids),
-        positions=put("positions", batch.positions),
-        cells=put("cells", batch.cells),
-        owners=put("owners", np.repeat(np.arange(len(counts), dtype=np.int32), counts)),
-        tables=put("tables", batch.block_tables),
-        logit_rows=put("logit_rows", batch.logit_rows),
-        state_rows=put("state_rows", batch.state_rows),
-        decode=_tiles(arena, "decode", batch, np.flatnonzero(few), group),
-        prefill=_tiles(arena, "prefill", batch, np.flatnonzero(~few), group),
+        token_ids=token_ids,
+        positions=positions,
+        cells=cells,
+        owners=owned,
+        tables=tables,
+        logit_rows=logit_rows,
+        state_rows=state_rows,
+        decode=_tiles(tiles[:2], decode),
+        prefill=_tiles(tiles[2:], prefill),
         num_tokens=len(batch.token_ids),
         page_shift=batch.block_size.bit_length() - 1,
         max_pages=batch.block_tables.shape[1],
@@ -76,8 +110,13 @@ def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
     )
 
 
-def _tiles(arena: Arena, name: str, batch: Batch, sequences: Any, group: int) -> Tiles:
-    """Cut the new tokens of `sequences` into tiles; those of one sequence fill whole blocks."""
+def _tiles(uploaded: list[Array], host: HostTiles) -> Tiles:
+    tiles, offsets = uploaded
+    return Tiles(tiles, offsets, len(host.tiles), host.num_parts, host.most_parts)
+
+
+def cut(batch: Batch, sequences: Any, group: int, multiple: int) -> HostTiles:
+    """Cut the new tokens of `sequences` into tiles, those of one sequence a `multiple` of."""
     per_tile = ROWS // group
     rows: list[tuple[int, int, int, int]] = []
     for b in sequences.tolist():
@@ -87,15 +126,9 @@ def _tiles(arena: Arena, name: str, batch: Batch, sequences: Any, group: int) ->
             (b, token, min(per_tile, stop - token), position + token - start)
             for token in range(start, stop, per_tile)
         ]
-        if name == "prefill":
-            rows += [(b, 0, 0, 0)] * (-len(rows) % WARPS)
+        rows += [(b, 0, 0, 0)] * (-len(rows) % multiple)
     tiles: Ints = np.array(rows, np.int32).reshape(-1, 4)
     parts = np.where(tiles[:, 2] > 0, (tiles[:, 3] + tiles[:, 2] - 1) // SPLIT + 1, 0)
     offsets = (np.cumsum(parts) - parts).astype(np.int32)
-    return Tiles(
-        tiles=arena.put(f"{name}_tiles", tiles),
-        offsets=arena.put(f"{name}_offsets", offsets),
-        num_tiles=len(tiles),
-        num_parts=int(parts.sum()),
-        most_parts=int(parts.max(initial=0)),
-    )
+    at_once = min(int(parts.max(initial=0)), MAX_AT_ONCE)
+    return HostTiles(tiles, offsets, int(parts.sum()), at_once)

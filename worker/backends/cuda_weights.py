@@ -46,6 +46,15 @@ def to_storage(values: Floats, dtype: str) -> np.ndarray[Any, Any]:
     return rounded.astype(np.uint16)
 
 
+def from_storage(stored: np.ndarray[Any, Any], dtype: str) -> Floats:
+    """Return as float32 what `to_storage` has made."""
+    if dtype == "f32":
+        return stored
+    if dtype == "f16":
+        return stored.view(np.float16).astype(np.float32)
+    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def pack_tiles(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """[N, K] → [N / 16, K / 32, 2 halves of 8 outputs, 8 outputs, 4 * 8 inputs]."""
     num_outputs, num_inputs = weight.shape

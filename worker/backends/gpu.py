@@ -6,11 +6,14 @@ uint16 arrays of their bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 Array = Any
+ALIGNMENT = 256
+"""Bytes."""
 
 
 class Gpu(Protocol):
@@ -44,6 +47,10 @@ class Gpu(Protocol):
         """Launch a kernel of `worker/kernels/instances.py`; None is a null pointer."""
         ...
 
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        """Run nothing, remember the launches with their arguments, and return what repeats them."""
+        ...
+
 
 class Arena:
     """Named buffers, each as large as it ever was asked for, so that steps allocate nothing.
@@ -70,9 +77,19 @@ class Arena:
             self.num_allocations += 1
         return buffer[:num_bytes].view(kind).reshape(shape)
 
-    def put(self, name: str, values: np.ndarray[Any, Any]) -> Array:
-        """Take a buffer and fill it from the host."""
-        target = self.take(name, values.shape, values.dtype)
-        if values.size:
-            self._gpu.write(target, np.ascontiguousarray(values))
-        return target
+    def put_all(self, name: str, values: Sequence[np.ndarray[Any, Any]]) -> list[Array]:
+        """Take a buffer for all of `values`, fill it by one copy, return where each lies."""
+        starts = [0]
+        for array in values:
+            starts.append(starts[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
+        host = np.zeros(starts[-1], np.uint8)
+        target = self.take(name, host.shape, np.uint8)
+        for start, array in zip(starts, values, strict=False):
+            host[start : start + array.nbytes] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
+        self._gpu.write(target, host)
+        return [
+            target[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            for start, array in zip(starts, values, strict=False)
+        ]

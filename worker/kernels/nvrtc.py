@@ -41,11 +41,12 @@ class Usage(NamedTuple):
 class Compiled:
     """One `.cu` file for one target."""
 
-    cubin: bytes
+    code: bytes
+    """A cubin, or PTX for a compute_ target."""
     names: dict[str, str]
-    """Plain symbol → the mangled name in the cubin."""
+    """Plain symbol → the mangled name in it."""
     usage: dict[str, Usage]
-    """By plain symbol."""
+    """By plain symbol; PTX has none."""
 
 
 def compile_stem(stem: str, target: str, defines: Sequence[str] = ()) -> Compiled:
@@ -67,10 +68,10 @@ def compile_stem(stem: str, target: str, defines: Sequence[str] = ()) -> Compile
             complaints = [line for line in log.splitlines() if "ptxas info" not in line]
             raise CompileError("\n".join([f"{stem}.cu for {target}:", *complaints[-40:]]))
         names = {i.symbol: _lowered(nvrtc, program, i.expression) for i in wanted}
-        cubin = _text(nvrtc, program, "CUBIN")
+        code = _text(nvrtc, program, "PTX" if target.startswith("compute_") else "CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Compiled(cubin, names, _usage(log, names))
+    return Compiled(code, names, _usage(log, names))
 
 
 def _lowered(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> str:

@@ -1,0 +1,88 @@
+"""Keys and values on a GPU: one array, [layers, 2, blocks, kv heads, block size, head_dim].
+
+Knows sizes and bytes. Who owns which block is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from protos import worker as wire
+from worker.backends.cuda_weights import STORAGE
+from worker.backends.gpu import Array, Gpu
+from worker.models.config import ModelConfig
+
+CHUNK_BYTES = 16
+
+
+class LayerPages(NamedTuple):
+    """Keys and values of a layer: dtype [num_blocks, num_kv_heads, block_size, head_dim] each."""
+
+    keys: Array
+    values: Array
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: str) -> int:
+    """Return the bytes of one block over all layers, keys and values."""
+    values = 2 * config.num_layers * block_size * config.kv_size
+    return values * np.dtype(STORAGE[dtype]).itemsize
+
+
+class CudaKvCache:
+    """All pages of all layers in one allocation."""
+
+    def __init__(
+        self, gpu: Gpu, config: ModelConfig, num_blocks: int, block_size: int, dtype: str
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._gpu = gpu
+        self._raw = gpu.empty(num_blocks * block_bytes(config, block_size, dtype))
+        shape = (
+            config.num_layers,
+            2,
+            num_blocks,
+            config.num_kv_heads,
+            block_size,
+            config.head_dim,
+        )
+        pages = self._raw.view(STORAGE[dtype]).reshape(shape)
+        self.layers = [LayerPages(*pages[layer]) for layer in range(config.num_layers)]
+        self._num_planes = 2 * config.num_layers
+        plane_bytes = block_bytes(config, block_size, dtype) // self._num_planes
+        self._chunks = plane_bytes // CHUNK_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._raw.nbytes)
+
+    def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
+        """Copy whole blocks, in order; raise IndexError for a block that does not exist."""
+        for run in _runs(copies):
+            pairs = np.array(run, np.int32)
+            if pairs.min() < 0 or pairs.max() >= self.num_blocks:
+                raise IndexError(f"copies {run} outside 0..{self.num_blocks - 1}")
+            place = self._gpu.empty(pairs.nbytes).view(np.int32)
+            self._gpu.write(place, pairs.reshape(-1))
+            sizes = (np.int32(self.num_blocks), np.int32(self._chunks))
+            grid = (len(run), self._num_planes)
+            self._gpu.launch("page_copy", grid, 128, (self._raw, place, *sizes))
+
+
+def _runs(copies: Sequence[wire.BlockCopy]) -> Iterator[list[tuple[int, int]]]:
+    """Cut `copies` into runs of which no block is both a target and anything else."""
+    run: list[tuple[int, int]] = []
+    sources: set[int] = set()
+    targets: set[int] = set()
+    for copy in copies:
+        if copy.source in targets or copy.target in targets | sources:
+            yield run
+            run, sources, targets = [], set(), set()
+        run.append((copy.source, copy.target))
+        sources.add(copy.source)
+        targets.add(copy.target)
+    if run:
+        yield run

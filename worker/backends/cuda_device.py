@@ -1,0 +1,166 @@
+"""CupyGpu: one GPU through CuPy. Memory, copies, our own kernels' launches, graphs.
+
+Imports CuPy when it is made. Loads machine code that was compiled before; nothing compiles at start
+when a cubin fits the chip. Knows no operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worker.backends import cuda_driver
+from worker.kernels.cubins import find, target_of
+from worker.kernels.instances import instances
+
+STAGING_BYTES = 64 * 2**20
+"""Pinned memory that large copies go through, twice: one half fills while the other is sent."""
+PLAIN_SHARED_BYTES = 48 * 1024
+"""More dynamic shared memory must be allowed kernel by kernel."""
+
+
+class GpuMissing(Exception):
+    """CuPy, a driver or a device is not here; the message says which."""
+
+
+class CupyGpu:
+    """Device `ordinal`, one stream."""
+
+    def __init__(self, ordinal: int = 0, cache: Path | None = None) -> None:
+        """`cache` is where kernels are kept that had to be compiled; raise GpuMissing."""
+        try:
+            import cupy
+        except ImportError as error:
+            raise GpuMissing(f"cupy is not installed: {error}") from error
+        try:
+            self._device = cupy.cuda.Device(ordinal)
+            self._device.use()
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise GpuMissing(f"no CUDA device {ordinal}: {error}") from error
+        self._cupy = cupy
+        self._cache = cache or Path.home() / ".cache" / "millrace" / "cubins"
+        self._target = target_of(self._device.compute_capability)
+        self._stems = {instance.symbol: instance.stem for instance in instances()}
+        self._modules: dict[str, tuple[Any, dict[str, str]]] = {}
+        self._kernels: dict[str, Any] = {}
+        self._shared_bytes: dict[str, int] = {}
+        self._overlaps = int(self._device.compute_capability) >= 90
+        self._staging = _Staging(cupy, self._stream)
+
+    @property
+    def name(self) -> str:
+        properties = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        return f"{properties['name'].decode()} {self._target}"
+
+    @property
+    def uuid(self) -> str:
+        """What the device is called on every host: two workers must not claim the same."""
+        properties = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        return bytes(properties["uuid"]).hex()
+
+    @property
+    def free_bytes(self) -> int:
+        return int(self._device.mem_info[0])
+
+    def empty(self, num_bytes: int) -> Any:
+        try:
+            return self._cupy.empty(num_bytes, np.uint8)
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(
+                f"{num_bytes} bytes do not fit on {self.name}, {self.free_bytes} are free"
+            ) from error
+
+    def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
+        if source.nbytes >= STAGING_BYTES:
+            self._staging.write(target, source)
+        else:
+            target.set(source, stream=self._stream)
+
+    def read(self, source: Any) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = self._cupy.asnumpy(source, stream=self._stream)
+        self._stream.synchronize()
+        return values
+
+    def launch(
+        self,
+        symbol: str,
+        grid: tuple[int, ...],
+        num_threads: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        kernel = self._kernels.get(symbol) or self._load(symbol)
+        if shared_bytes > self._shared_bytes.get(symbol, PLAIN_SHARED_BYTES):
+            kernel.max_dynamic_shared_size_bytes = self._shared_bytes[symbol] = shared_bytes
+        cuda_driver.launch(
+            kernel.kernel.ptr,
+            grid,
+            num_threads,
+            shared_bytes,
+            self._stream.ptr,
+            [self._bytes(argument) for argument in arguments],
+            overlaps=self._overlaps,
+        )
+
+    def _bytes(self, argument: Any) -> bytes:
+        if argument is None:
+            return bytes(8)
+        if isinstance(argument, self._cupy.ndarray):
+            return int(argument.data.ptr).to_bytes(8, "little")
+        raw: bytes = argument.tobytes()  # a NumPy scalar, or a structure of size one
+        return raw
+
+    def _load(self, symbol: str) -> Any:
+        stem = self._stems[symbol]
+        if stem not in self._modules:
+            code = find(stem, self._target, self._cache)
+            self._modules[stem] = (self._cupy.RawModule(path=str(code.path)), code.names)
+        module, names = self._modules[stem]
+        self._kernels[symbol] = kernel = module.get_function(names[symbol])
+        return kernel
+
+    def load_all(self) -> None:
+        """Load every kernel now, so that no step does."""
+        for symbol in self._stems:
+            self._load(symbol)
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        self._stream.begin_capture()
+        try:
+            launches()
+        finally:
+            graph = self._stream.end_capture()
+
+        def replay() -> None:
+            graph.launch(stream=self._stream)
+
+        return replay
+
+
+class _Staging:
+    """Large copies through two pinned buffers, so that reading a file and sending overlap."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self._cupy = cupy
+        self._stream = stream
+        self._buffers: list[np.ndarray[Any, Any]] = []
+        self._events: list[Any] = []
+
+    def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
+        if not self._buffers:
+            for _ in range(2):
+                pinned = self._cupy.cuda.alloc_pinned_memory(STAGING_BYTES)
+                self._buffers.append(np.frombuffer(pinned, np.uint8, STAGING_BYTES))
+                self._events.append(self._cupy.cuda.Event())
+        flat, raw = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+        for turn, start in enumerate(range(0, len(raw), STAGING_BYTES)):
+            piece = raw[start : start + STAGING_BYTES]
+            buffer, event = self._buffers[turn % 2], self._events[turn % 2]
+            event.synchronize()  # what this buffer held has been sent
+            buffer[: len(piece)] = piece
+            flat[start : start + len(piece)].set(buffer[: len(piece)], stream=self._stream)
+            event.record(self._stream)

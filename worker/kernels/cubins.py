@@ -1,0 +1,103 @@
+"""Machine code on disk: one file per `.cu` and target, made when an image is built, found at start.
+
+`python -m worker.kernels.cubins DIR` compiles everything into DIR; no GPU is needed. A folder
+belongs to the sources it was made of, and is named by their hash. Knows files, not CuPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from worker.kernels.instances import instances, stems
+from worker.kernels.nvrtc import OPTIONS, SOURCES, TARGETS, compile_stem
+
+SHIPPED = SOURCES / "cubins"
+PTX_TARGET = "compute_80"
+"""What the driver of a chip without a cubin of its own can still translate."""
+
+
+class CubinError(Exception):
+    """No machine code fits this chip; the message says what would help."""
+
+
+class Code(NamedTuple):
+    """One file to load, and where its kernels are in it."""
+
+    path: Path
+    names: dict[str, str]
+    """Plain symbol → name in the file."""
+
+
+def sources_hash() -> str:
+    """Return what the kernels' bits depend on: sources, table of instances, options."""
+    digest = hashlib.sha256(" ".join(OPTIONS).encode())
+    for path in sorted(SOURCES.glob("*.cu*")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for instance in instances():
+        digest.update("\0".join(instance).encode())
+    return digest.hexdigest()[:16]
+
+
+def target_of(capability: str) -> str:
+    """Return whose cubin runs on a chip, e.g. "90" → "sm_90a"; PTX_TARGET where none does.
+
+    A cubin runs on its own major version, from its minor on; an "a" target on that chip alone.
+    """
+    major, minor = int(capability[:-1]), int(capability[-1])
+    if (major, minor) == (9, 0):
+        return "sm_90a"
+    if major == 8:
+        return "sm_89" if minor >= 9 else "sm_80"
+    if major < 8:
+        raise CubinError(f"compute capability {major}.{minor} is older than 8.0 (Ampere)")
+    return PTX_TARGET
+
+
+def folder_of(root: Path) -> Path:
+    """Return where `build` puts, and `find` looks for, the code of today's sources."""
+    return root / sources_hash()
+
+
+def build(root: Path, targets: tuple[str, ...] = (*TARGETS, PTX_TARGET)) -> Path:
+    """Compile all files for all targets into a folder below `root`; return it."""
+    folder = folder_of(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    for target in targets:
+        for stem in stems():
+            compiled = compile_stem(stem, target)
+            (folder / f"{stem}.{target}").write_bytes(compiled.code)
+            (folder / f"{stem}.{target}.json").write_text(json.dumps(compiled.names, indent=1))
+    return folder
+
+
+def find(stem: str, target: str, cache: Path) -> Code:
+    """Return the code of one file, shipped or cached; compile it into `cache` where there is none.
+
+    Raises CompileError when it has to be compiled and cannot.
+    """
+    for root in (SHIPPED, cache):
+        path = folder_of(root) / f"{stem}.{target}"
+        names = path.with_name(f"{path.name}.json")
+        if path.exists() and names.exists():
+            return Code(path, json.loads(names.read_text()))
+    compiled = compile_stem(stem, target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names.write_text(json.dumps(compiled.names))
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(compiled.code)
+    fresh.rename(path)
+    return Code(path, compiled.names)
+
+
+def main() -> None:
+    folder = build(Path(sys.argv[1]) if len(sys.argv) > 1 else SHIPPED)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    sys.stdout.write(f"{folder}: {len(stems())} files, {size / 1e6:.1f} MB\n")
+
+
+if __name__ == "__main__":
+    main()
