@@ -13,7 +13,7 @@ from tests.emulator import KERNELS, EmulatorError
 from tests.emulator.device import EmulatedGpu
 from tests.emulator.recording import Recording, replay
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.timeout(900)]
 SEEDS = (1, 2, 3)
 
 

@@ -13,7 +13,7 @@ from tests.cuda import budget
 from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import TARGETS, CompileError, compile_stem
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.timeout(900)]
 WANTED = {"linear": {"HMMA", "LDGSTS"}, "paged_attention": {"HMMA", "LDGSTS", "LDSM"}}
 """Tensor cores, copies behind the back, matrix loads."""
 FORBIDDEN = {"LDL", "STL"}
