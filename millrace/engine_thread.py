@@ -237,8 +237,12 @@ class EngineThread:
             return  # said by an engine that is gone
         if isinstance(message, wire.StepOutput):
             for output in message.sessions:
+                for row in output.bulks:
+                    self._pipeline.on_bulk(bridge, translate.to_bulk(row))
                 batch = translate.to_batch(message.step_id, message.timestamp_ns, output)
                 self._pipeline.on_tokens(bridge, batch)
+        elif isinstance(message, wire.QueryAnswer):
+            self._pipeline.on_answer(bridge, translate.to_answer(message))
         elif isinstance(message, wire.SchedulerState):
             self._tell(bridge, message)
         elif isinstance(message, wire.ReplicaLost):

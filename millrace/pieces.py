@@ -14,14 +14,25 @@ class Taker:
 
     def __init__(self, choices: list[Choice]) -> None:
         self._taken = dict.fromkeys((choice.number for choice in choices), 0)
-        self.num_open = len(choices)
+
+    @property
+    def num_open(self) -> int:
+        """Choices whose end was not taken."""
+        return len(self._taken)
 
     def take(self, news: list[Choice]) -> Generator[Piece, None, None]:
-        """Yield one piece per choice with news."""
+        """Yield one piece per choice with news.
+
+        What comes for a choice while its turn is awaited is in its piece, and is news once more: an
+        end that was taken is not told again.
+        """
         for choice in news:
+            if choice.number not in self._taken:
+                continue
             held, begin = len(choice.token_ids), self._taken[choice.number]
             self._taken[choice.number] = held
-            self.num_open -= choice.finish is not None
+            if choice.finish is not None:
+                del self._taken[choice.number]
             yield Piece(
                 choice=choice.number,
                 text=choice.take_text(),

@@ -180,3 +180,67 @@ def test_logprobs_are_the_same(stack: Online, offline: LLM) -> None:
     assert rows is not None
     shown = [next(iter(row.values())).logprob for row in rows]
     assert reply["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(shown, rel=1e-6)
+
+
+def test_vectors_are_the_same(stack: Online, offline: LLM) -> None:
+    for options in ({}, {"pooling": "mean"}, {"dimensions": 16}, {"normalize": False}):
+        expected = [one.embedding for one in offline.embed([TEXT, "two"], **options)]
+        sent = {"model": stack.model, "input": [TEXT, "two"], **options}
+        reply = httpx.post(f"{stack.url}/v1/embeddings", json=sent, timeout=60).json()
+        assert [row["embedding"] for row in reply["data"]] == expected
+
+
+def test_prompt_logprobs_are_the_same(stack: Online, offline: LLM) -> None:
+    (answer,) = offline.generate(TEXT, SamplingParams(prompt_logprobs=2, max_tokens=2, seed=4))
+    assert answer.prompt_logprobs is not None and answer.prompt_token_ids is not None
+    first, *rows = answer.prompt_logprobs
+    assert first is None and len(rows) == answer.num_prompt_tokens - 1
+    texts = [next(iter(row.values())).token for row in rows if row]
+    assert TEXT.endswith("".join(texts))
+    sent = {"model": stack.model, "prompt": TEXT, "prompt_logprobs": 2, "max_tokens": 2, "seed": 4}
+    reply = httpx.post(f"{stack.url}/v1/completions", json=sent, timeout=60).json()
+    shown = reply["choices"][0]["prompt_logprobs"]
+    assert shown[0] is None
+    for row, told in zip(rows, shown[1:], strict=True):
+        assert row is not None
+        mine = {str(token_id): logprob.logprob for token_id, logprob in row.items()}
+        assert {key: entry["logprob"] for key, entry in told.items()} == pytest.approx(mine)
+
+
+def test_traces_are_the_same(stack: Online, offline: LLM) -> None:
+    asked = {"return_sampler_trace": True, "top_k": 5, "max_tokens": 3, "seed": 4}
+    (answer,) = offline.generate(TEXT, SamplingParams(**asked))
+    traces = answer.outputs[0].sampler_trace
+    assert traces is not None and [trace["index"] for trace in traces] == [0, 1, 2]
+    assert [trace["token_id"] for trace in traces] == answer.outputs[0].token_ids
+    sent = {"model": stack.model, "prompt": TEXT, **asked}
+    reply = httpx.post(f"{stack.url}/v1/completions", json=sent, timeout=60).json()
+    assert reply["choices"][0]["sampler_trace"] == traces
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_tool_calls_are_the_same(stack: Online, offline: LLM) -> None:
+    asked = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    (answer,) = offline.chat(CHAT, SamplingParams(max_tokens=60, temperature=0, seed=1), **asked)
+    output = answer.outputs[0]
+    (call,) = output.tool_calls
+    assert call["function"]["name"] == "add" and not output.text
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+    sent = {"model": stack.model, "messages": CHAT, "max_tokens": 60, "temperature": 0, **asked}
+    reply = httpx.post(f"{stack.url}/v1/chat/completions", json=sent, timeout=60).json()
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == output.finish_reason == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == call["function"]
