@@ -7,9 +7,10 @@ PORT ?= 8000
 ARGS ?=
 DETACH ?=
 PYTHON ?= python3
+N ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down logs test test-model lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
+.PHONY: help setup up down logs test test-model test-clients fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,13 @@ test: $(VENV)/.stamp ## run the whole CPU suite (under five minutes on two cores
 test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own folder: MODEL=dir
 	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }
 	$(PY) -m pytest -m model tests --model $(MODEL) $(ARGS)
+
+test-clients: $(VENV)/.stamp-run ## run stock clients (openai, litellm, langchain, instructor, ai SDK) against a live stack: MODEL=dir
+	PY=$(abspath $(PY)) tests/clients/run.sh $(MODEL)
+
+fuzz: $(VENV)/.stamp ## throw N=20000 malformed and hostile requests at a live stack, then made-up ones of every operation
+	$(PY) -m tests.fuzz --requests $(N)
+	$(PY) -m pytest --slow tests/api_gateway/test_openapi.py
 
 compose-test: $(VENV)/.stamp-run ## build, up, chat, scale, scrape and tear down docker-compose.yml on a real engine
 	PY=$(PY) tests/compose/run.sh

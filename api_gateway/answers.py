@@ -52,18 +52,28 @@ class CallReader:
         if is_end:
             deltas += self._parser.end()
         content = "".join(delta for delta in deltas if isinstance(delta, str))
-        return content, [self._chunk(delta) for delta in deltas if isinstance(delta, CallDelta)]
+        chunks: list[dict[str, Any]] = []
+        for delta in deltas:
+            if isinstance(delta, CallDelta):
+                self._add(chunks, delta)
+        return content, chunks
 
-    def _chunk(self, delta: CallDelta) -> dict[str, Any]:
-        if delta.name is None:
-            return {"index": delta.index, "function": {"arguments": delta.arguments}}
-        self.num_calls += 1
-        return {
-            "index": delta.index,
-            "id": call_id(self._request_id, self._choice, delta.index),
-            "type": "function",
-            "function": {"name": delta.name, "arguments": ""},
-        }
+    def _add(self, chunks: list[dict[str, Any]], delta: CallDelta) -> None:
+        """Add a part; stock clients expect one entry a call among those that come together."""
+        if delta.name is not None:
+            self.num_calls += 1
+            chunks.append(
+                {
+                    "index": delta.index,
+                    "id": call_id(self._request_id, self._choice, delta.index),
+                    "type": "function",
+                    "function": {"name": delta.name, "arguments": ""},
+                }
+            )
+        elif chunks and chunks[-1]["index"] == delta.index:
+            chunks[-1]["function"]["arguments"] += delta.arguments
+        else:
+            chunks.append({"index": delta.index, "function": {"arguments": delta.arguments}})
 
 
 class Answer:
@@ -106,7 +116,7 @@ def whole_calls(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for chunk in chunks:
         if "id" in chunk:
-            function = {"name": chunk["function"]["name"], "arguments": ""}
+            function = dict(chunk["function"])
             calls.append({"id": chunk["id"], "type": "function", "function": function})
         else:
             calls[chunk["index"]]["function"]["arguments"] += chunk["function"]["arguments"]

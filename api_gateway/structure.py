@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
-from api_gateway.parsers.grammar import ANY_OBJECT, forced
+from api_gateway.parsers.grammar import ANY_OBJECT, closed, forced
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
 from protos import limits
@@ -63,7 +63,7 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
         raise refuse(f"{param} must be 1 to 64 of A-Z a-z 0-9 _ -", param)
     schema = response.json_schema.schema or {}
     schema_text(schema, f"{RESPONSE}.json_schema.schema")
-    return schema
+    return dict(closed(schema))
 
 
 def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:

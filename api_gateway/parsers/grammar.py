@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+VALUES = frozenset({"enum", "const", "default", "examples", "properties", "allOf", "if", "not"})
+"""Keywords under which closed() changes nothing, or which it looks at apart."""
+OPEN = frozenset(
+    {
+        "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
+        "allOf", "if", "$ref", "dependentSchemas", "anyOf", "oneOf", "minProperties",
+    }
+)  # fmt: skip
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Calls on one line, as chat templates write them. The worker bounds white space elsewhere."""
 
@@ -24,7 +32,7 @@ def rules(
     lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
     for k, tool in enumerate(tools):
         head = f'{before}{{"name": {json.dumps(tool["name"])}, "{key}": '
-        schema = json.dumps(spaced(tool.get("parameters") or ANY_OBJECT))
+        schema = json.dumps(spaced(closed(tool.get("parameters") or ANY_OBJECT)))
         lines.append(f"call_{k}: {quoted(head)} arguments_{k} {quoted('}' + after)}")
         lines.append(f"arguments_{k}: %json {schema}")
     return "\n".join(lines) + "\n"
@@ -35,6 +43,24 @@ def forced(calls: str, schema: Mapping[str, Any] | None = None) -> str:
     if schema is None:
         return f"start: calls\n{calls}"
     return f"start: calls | answer\nanswer: %json {json.dumps(spaced(schema))}\n{calls}"
+
+
+def closed(schema: Any) -> Any:
+    """Return `schema` without properties that it does not name, where it does not speak of them.
+
+    As the strict modes of other engines: what comes out still fits the schema, and a weak model
+    comes to an end. Under allOf and its like an object is described in parts: those stay open.
+    """
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {key: value if key in VALUES else closed(value) for key, value in schema.items()}
+    if "properties" in schema and isinstance(schema["properties"], dict):
+        shown["properties"] = {k: closed(v) for k, v in schema["properties"].items()}
+        if not OPEN & schema.keys():
+            shown["additionalProperties"] = False
+    return shown
 
 
 def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_gateway.parsers.grammar import closed
 from protos.common_pb2 import LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, events, tool
@@ -39,6 +40,8 @@ def summed(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
     for choice in [c for chunk in chunks for c in chunk["choices"]]:
         reason = choice["finish_reason"] or reason
         delta = choice["delta"]
+        indices = [call["index"] for call in delta.get("tool_calls", [])]
+        assert len(set(indices)) == len(indices), "stock clients take one entry a call and chunk"
         message["content"] += delta.get("content") or ""
         for call in delta.get("tool_calls", []):
             if "id" in call:
@@ -128,7 +131,7 @@ start: calls
 calls: call ("\\n" call)*
 call: call_0 | call_1
 call_0: "<tool_call>\\n{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}\\n</tool_call>"
-arguments_0: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+arguments_0: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false}
 call_1: "<tool_call>\\n{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}\\n</tool_call>"
 arguments_1: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object"}
 """  # noqa: E501
@@ -213,3 +216,17 @@ async def test_calls_in_history_reach_the_template(
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
         history[4],
     ]
+
+
+def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
+    point = {"properties": {"x": {"type": "integer"}}}
+    shut = {**point, "additionalProperties": False}
+    assert closed({"items": point, "enum": [point]}) == {"items": shut, "enum": [point]}
+    assert closed({"properties": {"properties": point}})["properties"] == {"properties": shut}
+    for left in (
+        {**point, "additionalProperties": True},
+        {"allOf": [point, point]},
+        {**point, "if": point},
+        {"type": "object"},
+    ):
+        assert closed(left) == left
