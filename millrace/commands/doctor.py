@@ -18,6 +18,8 @@ from millrace.errors import CommandError
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
+from worker.kernels.library import Level as Instructions
+from worker.kernels.library import load_library
 
 Level = Literal["ok", "warn", "fail"]
 INSTRUCTIONS = {
@@ -94,8 +96,22 @@ def software() -> Iterator[Finding]:
     compiler = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
     text = compiler or "none: the CPU kernels fall back to NumPy"
     yield Finding("ok" if compiler else "warn", "compiler", text)
+    yield kernels()
     headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
     yield Finding("ok", "millrace", f"{_version('millrace')}, Python headers: {headers}")
+
+
+def kernels() -> Finding:
+    """Say which instructions the CPU kernels would use, and what decides it."""
+    library = load_library()
+    if library is None:
+        return Finding("warn", "kernels", "reference (NumPy, slow): nothing compiled, no compiler")
+    level, where = library.highest_level, library.path
+    if level is Instructions.AMX:
+        reason = "the highest there is"
+    else:
+        reason = f"this machine, or its system, lacks {Instructions(level + 1).name}"
+    return Finding("ok", "kernels", f"{level.name.lower()}: {reason}; {where}")
 
 
 def _version(name: str) -> str | None:

@@ -92,8 +92,8 @@ class CpuBackend:
         num_threads: int = 0,
     ) -> None:
         self.level = level
-        self._library = library
-        self._format = weights
+        self.library = library
+        self.weights = weights
         self.num_threads = num_threads or available_cores()
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
@@ -105,11 +105,11 @@ class CpuBackend:
     @property
     def fingerprint(self) -> str:
         """Levels agree bit for bit, so that none is named."""
-        return f"cpu {self._format.name.lower()} kernels=1"
+        return f"cpu {self.weights.name.lower()} kernels=1"
 
     def contenders(self) -> Contenders:
         """Return what finds the few tokens that may win a draw."""
-        return Contenders(self._library, self.level)
+        return Contenders(self.library, self.level)
 
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.
@@ -143,7 +143,7 @@ class CpuBackend:
 
     def run(self, ops: int, num_ops: int, step: int) -> None:
         """Run packed records at an address for the CStep at an address."""
-        if failed := self._library.run(self.pool, self.level, ops, num_ops, step):
+        if failed := self.library.run(self.pool, self.level, ops, num_ops, step):
             raise KernelError(f"record {failed - 1}: the library has no such operator")
 
     def _add(self, kind: Kind, rows: Rows, *words: Word) -> None:
@@ -164,8 +164,8 @@ class CpuBackend:
         return vector
 
     def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
-        shape = shape_of(weights, self._format)
-        packed = pack_weight(self._library, self.pool, weights, biases, shape)
+        shape = shape_of(weights, self.weights)
+        packed = pack_weight(self.library, self.pool, weights, biases, shape)
         self.weight_bytes += packed.num_bytes
         return packed
 

@@ -20,6 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
+PACKAGED = SOURCES / "packaged.so"
+PACKAGED_HASH = SOURCES / "packaged.hash"
+"""Names the sources that PACKAGED was made of."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wno-psabi"),
@@ -58,20 +61,37 @@ def sources_hash(salt: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_library(
-    folder: Path, preferred: str = "", flags: Sequence[str] = (), name: str = ""
-) -> Path:
+def compile_packaged() -> Path:
+    """Compile beside the sources, for the installer; raise CompileError or OSError."""
+    PACKAGED_HASH.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=SOURCES) as scratch:
+        built = Path(scratch) / "library.so"
+        _compile(find_compiler(), (), built)
+        os.replace(built, PACKAGED)
+    PACKAGED_HASH.write_text(sources_hash())
+    return PACKAGED
+
+
+def packaged_library() -> Path | None:
+    """Return what the installer compiled, if it was from these very sources."""
+    try:
+        return PACKAGED if PACKAGED_HASH.read_text() == sources_hash() else None
+    except OSError:
+        return None
+
+
+def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()) -> Path:
     """Return the library in `folder`, compiled unless it is there; raise CompileError or OSError.
 
     Many processes may ask at once: one compiles, the others wait for it.
     """
     compiler = find_compiler(preferred)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / (name or library_name(compiler, flags))
-    if target.exists() and not name:
+    target = folder / library_name(compiler, flags)
+    if target.exists():
         return target
     with _locked(folder / ".lock"):
-        if name or not target.exists():
+        if not target.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 built = Path(scratch) / "library.so"
                 _compile(compiler, flags, built)

@@ -13,13 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.kernels.compile import SOURCES, CompileError, compile_library, sources_hash
+from common.settings import inherited
+from worker.kernels.compile import CompileError, compile_library, packaged_library
 
 log = logging.getLogger(__name__)
-
-PACKAGED = "millrace-packaged.so"
-"""Made at install, beside the sources; valid while PACKAGED_HASH names these very sources."""
-PACKAGED_HASH = "millrace-packaged.hash"
 
 
 class Level(IntEnum):
@@ -46,6 +43,8 @@ class Library:
         self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
         self.pack = self._function("millrace_pack", None, pointer, pointer)
         self.contenders = self._function("millrace_contenders", i64, i32, pointer)
+        self.read = self._function("millrace_read", ctypes.c_float, pointer, i32, pointer, i64)
+        self.multiply = self._function("millrace_multiply", i64, pointer, i32, pointer, i64)
         self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())
         self.highest_level = Level(self._function("millrace_highest_level", i32)())
 
@@ -67,18 +66,25 @@ class Library:
 
 
 def default_cache_dir() -> Path:
-    return Path.home() / ".cache" / "millrace"
+    """Return where compiled kernels and packed weights are kept; raise OSError without a home."""
+    if given := inherited({}).get("XDG_CACHE_HOME"):
+        return Path(given) / "millrace"
+    try:
+        return Path.home() / ".cache" / "millrace"
+    except RuntimeError as error:
+        raise OSError(f"no place for a cache: {error}") from error
 
 
 @cache
-def load_library(cache_dir: Path | None = None, compiler: str = "") -> Library | None:
+def load_library() -> Library | None:
     """Load the packaged library, or the cached one, or compile; None, and one line, without any."""
-    packaged = SOURCES / PACKAGED
-    mark = SOURCES / PACKAGED_HASH
-    if packaged.exists() and mark.exists() and mark.read_text() == sources_hash():
-        return Library(packaged)
     try:
-        return Library(compile_library((cache_dir or default_cache_dir()) / "kernels", compiler))
+        return Library(packaged_library() or compiled_library())
     except (CompileError, OSError) as error:
         log.warning("SLOW: no compiled kernels, NumPy computes: %s", error)
         return None
+
+
+def compiled_library() -> Path:
+    """Return the library of the user's cache, compiled if it is not there."""
+    return compile_library(default_cache_dir() / "kernels", inherited({}).get("CXX", ""))

@@ -1,0 +1,207 @@
+"""A whole step on the CPU, without any tier: decode and prefill against the floor of the machine.
+
+`python -m bench.cpu --shape qwen2-1.5b --quantization none --batch 1 --json`. Weights are random,
+the shapes real, the sampling greedy. The floor is the larger of bytes (weights and keys read) over
+the best read bandwidth of the same run, and operations over its best multiply rate. Rates are those
+of the fastest window of steps: on a shared machine it is the one that was disturbed least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.ceilings import Ceilings, Machine, integer_rate
+from bench.random_model import SHAPES, write_random_model
+from protos import common_pb2
+from protos import worker as wire
+from worker.backends.cpu import CpuBackend
+from worker.build import LoadedModel, load_model
+from worker.kernels.library import LEVEL_NAMES, default_cache_dir
+from worker.model_runner import ModelRunner
+
+WINDOW = 8
+"""Steps of which the fastest run in a row is taken."""
+PREFILL_RUNS = 3
+
+
+def main() -> None:
+    """Measure every batch and prompt asked for and print one row, or one JSON object, each."""
+    args = _arguments()
+    folder = args.folder or default_cache_dir() / "bench" / args.shape
+    write_random_model(folder, args.shape)
+    begin = time.perf_counter()
+    loaded = load_model(
+        folder,
+        num_threads=args.threads,
+        kernel_level=args.kernel_level,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
+    load_s = time.perf_counter() - begin
+    if not isinstance(loaded.backend, CpuBackend):
+        sys.exit("bench.cpu measures the compiled kernels, and they are not here")
+    bench = Bench(loaded, loaded.backend, args)
+    rows = [bench.measure(batch) for batch in args.batch]
+    facts = {
+        "shape": args.shape,
+        "quantization": args.quantization,
+        "level": loaded.backend.level.name.lower(),
+        "threads": loaded.backend.num_threads,
+        "kv_dtype": loaded.kv_dtype,
+        "load_s": round(load_s, 2),
+        "machine": platform.machine(),
+    }
+    for row in rows:
+        print(json.dumps(facts | row) if args.json else _line(row))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    option = parser.add_argument
+    option("--shape", choices=SHAPES, default="qwen2-1.5b")
+    option("--folder", type=Path, help="where the random model is, or goes")
+    option("--quantization", choices=["none", "int8", "int4"], default="none")
+    option("--kernel-level", choices=LEVEL_NAMES, default="auto")
+    option("--kv-cache-dtype", choices=["auto", "bfloat16", "float32"], default="auto")
+    option("--batch", type=_numbers, default=[1], metavar="B[,B…]")
+    option("--context", type=int, default=128, help="tokens before the first decoded one")
+    option("--steps", type=int, default=32, help="decode steps per batch")
+    option("--prompt", type=int, default=512, help="tokens of the prefill; 0 = none")
+    option("--threads", type=int, default=0)
+    option("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return "  ".join(f"{name}={value}" for name, value in row.items())
+
+
+class Bench:
+    """One loaded model; every measurement has a runner, and so a cache, of its own."""
+
+    def __init__(self, loaded: LoadedModel, backend: CpuBackend, args: argparse.Namespace) -> None:
+        self._loaded = loaded
+        self._backend = backend
+        self._args = args
+        self._machine = Machine(backend)
+
+    def measure(self, batch: int) -> dict[str, Any]:
+        """Decode with `batch` rows, prefill one prompt, and look at the ceilings in between."""
+        args = self._args
+        self._machine.look()
+        step_s, median_s = self._decode(batch)
+        self._machine.look()
+        prefill_s = self._prefill(args.prompt) if args.prompt else None
+        ceilings = self._machine.look()
+        middle = args.context + args.steps // 2
+        floor_s = self._floor_s(ceilings, batch, batch, middle)
+        row = {
+            "batch": batch,
+            "context": args.context,
+            "decode_tokens_per_s": round(batch / step_s, 2),
+            "median_decode_tokens_per_s": round(batch / median_s, 2),
+            "step_ms": round(step_s * 1e3, 2),
+            "floor_ms": round(floor_s * 1e3, 2),
+            "read_ceiling_gb_per_s": round(ceilings.read_gb_per_s, 2),
+            "multiply_ceiling_tflop_per_s": round(ceilings.multiply_tflop_per_s, 3),
+            "fraction_of_floor": round(floor_s / step_s, 3),
+        }
+        if prefill_s is not None:
+            floor_s = self._floor_s(ceilings, args.prompt, 1, args.prompt / 2)
+            row["prompt"] = args.prompt
+            row["prefill_tokens_per_s"] = round(args.prompt / prefill_s, 1)
+            row["prefill_fraction_of_floor"] = round(floor_s / prefill_s, 3)
+        return row
+
+    def _decode(self, batch: int) -> tuple[float, float]:
+        """Return seconds per step: of the fastest window, and the median."""
+        args = self._args
+        runner = self._runner(batch, args.context + args.steps + 1)
+        for plan in self._starts(runner, batch, args.context):
+            _execute(runner, plan)
+        rows = tuple(wire.SequenceStep(seq_id, 1) for seq_id in range(batch))
+        times = []
+        for number in range(args.steps):
+            begin = time.perf_counter()
+            _execute(runner, wire.ExecutePlan(number, steps=rows))
+            times.append(time.perf_counter() - begin)
+        window = min(WINDOW, len(times))
+        windows = np.lib.stride_tricks.sliding_window_view(times, window).mean(axis=1)
+        return float(windows.min()), float(np.median(times))
+
+    def _prefill(self, num_tokens: int) -> float:
+        """Return the seconds of the fastest prefill of one prompt."""
+        times = []
+        for _ in range(PREFILL_RUNS + 1):  # the first one touches the memory
+            runner = self._runner(1, num_tokens + 1)
+            [plan] = self._starts(runner, 1, num_tokens)
+            begin = time.perf_counter()
+            _execute(runner, plan)
+            times.append(time.perf_counter() - begin)
+        return min(times[1:])
+
+    def _runner(self, batch: int, num_tokens: int) -> ModelRunner:
+        size = self._loaded.block_size
+        return self._loaded.runner(batch * -(-num_tokens // size))
+
+    def _starts(
+        self, runner: ModelRunner, batch: int, num_tokens: int
+    ) -> Iterator[wire.ExecutePlan]:
+        """Yield one plan per sequence; together they own all blocks."""
+        share = runner.num_blocks // batch
+        rng = np.random.default_rng(0)
+        sampling = common_pb2.SamplingParams(temperature=0.0, seed=1).SerializeToString()
+        for seq_id in range(batch):
+            ids = rng.integers(0, self._loaded.config.vocab_size, num_tokens)
+            start = wire.SequenceStart(
+                seq_id=seq_id,
+                token_ids=ids.astype("<u4").tobytes(),
+                num_prompt_tokens=num_tokens,
+                num_computed=0,
+                num_tokens=num_tokens,
+                block_ids=tuple(range(seq_id * share, (seq_id + 1) * share)),
+                sampling=sampling,
+            )
+            yield wire.ExecutePlan(0, starts=(start,))
+
+    def _floor_s(
+        self, ceilings: Ceilings, num_tokens: int, num_logits: int, positions: float
+    ) -> float:
+        """Return the least seconds of a pass whose tokens stand at `positions` on average."""
+        config, backend = self._loaded.config, self._backend
+        hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+        per_layer = hidden * (2 * config.q_size + 2 * config.kv_size) + 3 * hidden * (
+            config.intermediate_size
+        )
+        linears = config.num_layers * per_layer
+        head = config.vocab_size * hidden
+        table = 0 if config.tie_word_embeddings else head * 2
+        kv_bytes = 4 if self._loaded.kv_dtype == "float32" else 2
+        keys = 2 * config.num_layers * config.kv_size * kv_bytes * positions
+        operations: float = 2 * (linears * num_tokens + head * num_logits)
+        operations += 4 * config.num_layers * heads * positions * num_tokens
+        num_bytes = backend.weight_bytes - table + keys * num_logits
+        faster = integer_rate(backend.level, backend.weights)
+        return ceilings.floor_s(num_bytes, operations, faster)
+
+
+def _execute(runner: ModelRunner, plan: wire.ExecutePlan) -> None:
+    if faults := runner.execute(plan).faults:
+        sys.exit(f"a row failed: {faults[0].message}")
+
+
+if __name__ == "__main__":
+    main()

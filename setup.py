@@ -1,0 +1,37 @@
+"""Compile the CPU kernels while the project is installed, so that no machine does it at first use.
+
+Without a compiler the installation goes on and says so; the sources travel along.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+
+
+class BuildWithKernels(build_py):
+    """Leaves the library beside its sources, where an editable install finds it, and packs it."""
+
+    def run(self) -> None:
+        if (ROOT / "worker/kernels").exists():  # an image installs dependencies before the code
+            compile_kernels()
+        super().run()
+
+
+def compile_kernels() -> None:
+    """Compile into worker/kernels; a machine without a compiler gets one line."""
+    sys.path.insert(0, str(ROOT))
+    from worker.kernels.compile import CompileError, compile_packaged
+
+    try:
+        sys.stderr.write(f"compiled {compile_packaged()}\n")
+    except (CompileError, OSError) as error:
+        sys.stderr.write(f"kernels are not compiled now, but at first use: {error}\n")
+
+
+setup(cmdclass={"build_py": BuildWithKernels})
