@@ -1,0 +1,117 @@
+"""Compiling: once for many, named by all that goes in, and one clear line where it cannot be."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from worker.backends.choice import choose_backend
+from worker.backends.reference import ReferenceBackend
+from worker.kernels import compile as compiling
+from worker.kernels import library as libraries
+from worker.kernels.compile import CompileError, compile_library, find_compiler, library_name
+from worker.kernels.library import Level, load_library
+
+FAKE = """#!/bin/sh
+case "$*" in *--version*) echo fake 1.0; exit 0;; esac
+echo "$*" >> {calls}
+while [ $# -gt 1 ]; do if [ "$1" = -o ]; then echo built > "$2"; fi; shift; done
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> tuple[str, Path]:
+    """A compiler that writes down how it was called."""
+    compiler, calls = tmp_path / "fake-c++", tmp_path / "calls"
+    compiler.write_text(FAKE.format(calls=calls))
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    return str(compiler), calls
+
+
+def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> None:
+    compiler, calls = fake
+    with ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(lambda _: compile_library(tmp_path / "cache", compiler), range(4)))
+    [path] = made
+    assert path.read_text() == "built\n" and path.name == library_name([compiler])
+    linked = [line for line in calls.read_text().splitlines() if "-shared" in line]
+    assert len(linked) == 1
+    assert {p.name for p in path.parent.iterdir()} == {path.name, ".lock"}
+
+
+def test_the_name_follows_sources_flags_and_compiler(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = library_name([fake[0]])
+    assert library_name([fake[0]]) == plain != library_name([fake[0]], ["-O0"])
+    (tmp_path / "one.cpp").write_text("int a;")
+    monkeypatch.setattr(compiling, "SOURCES", tmp_path)
+    changed = library_name([fake[0]])
+    (tmp_path / "one.cpp").write_text("int b;")
+    assert len({plain, changed, library_name([fake[0]])}) == 3
+
+
+def test_a_preferred_compiler_comes_first_and_none_is_an_error(
+    fake: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_compiler(f"{fake[0]} -m64") == (fake[0], "-m64")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
+        find_compiler()
+
+
+def test_a_compiler_that_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"failed: .*no-such-flag") as raised:
+        compile_library(tmp_path, flags=["--no-such-flag"])
+    assert "\n" not in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+
+
+def test_without_any_library_numpy_computes_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> Path:
+        raise CompileError("no compiler here")
+
+    monkeypatch.setattr(libraries, "packaged_library", lambda: None)
+    monkeypatch.setattr(libraries, "compiled_library", refuse)
+    load_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert isinstance(choose_backend("auto", "float32"), ReferenceBackend)
+            with pytest.raises(ValueError, match="int8 needs the compiled kernels"):
+                choose_backend("auto", "float32", "int8")
+        told = [record for record in caplog.records if "no compiled kernels" in record.message]
+        assert len(told) == 1 and "no compiler here" in told[0].message
+    finally:
+        load_library.cache_clear()
+
+
+def test_the_packaged_library_counts_for_its_own_sources_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "PACKAGED", tmp_path / "packaged.so")
+    monkeypatch.setattr(compiling, "PACKAGED_HASH", tmp_path / "packaged.hash")
+    assert compiling.packaged_library() is None
+    (tmp_path / "packaged.so").write_text("")
+    (tmp_path / "packaged.hash").write_text(compiling.sources_hash())
+    assert compiling.packaged_library() == tmp_path / "packaged.so"
+    (tmp_path / "packaged.hash").write_text("older")
+    assert compiling.packaged_library() is None
+
+
+def test_a_level_that_is_not_here_is_refused() -> None:
+    library = load_library()
+    assert library is not None
+    assert library.level("auto") is library.highest_level
+    assert library.level("portable") is Level.PORTABLE
+    if library.highest_level is not Level.AMX:
+        with pytest.raises(ValueError, match="kernel_level is 'amx', this machine has"):
+            library.level("amx")
+    with pytest.raises(ValueError, match="kernel_level is 'mmx', allowed: auto, amx"):
+        choose_backend("mmx", "float32")
