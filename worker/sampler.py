@@ -16,10 +16,11 @@ from worker.errors import RowError
 from worker.kernels.checks import Floats
 from worker.kernels.contenders import Contenders
 from worker.logprobs import with_alternatives
-from worker.noise import gumbel, stream
+from worker.noise import Ids, gumbel, stream
 from worker.rows import Row
 from worker.sampling.candidates import Candidates, History
 from worker.sampling.draw import Draw
+from worker.sampling.shortlist import Links
 from worker.sampling.trace import Trace
 
 FORBIDDING = ("allowed_token_ids", "bad_words")
@@ -104,20 +105,16 @@ class Sampler:
 
         `highest` is the highest of them.
         """
-        ids, links = self._ids, draw.stages
         if trace is not None:
-            trace.note("logits", Candidates(ids, logits.astype(np.float64)))
+            trace.note("logits", Candidates(self._ids, logits.astype(np.float64)))
+        ids = self._ids
         allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
         if allowed is not None:
             if len(allowed) == 0:
                 raise RowError("every token is forbidden by the grammar")
             ids, logits = allowed, logits[allowed]
             highest = float(logits.max())
-        if draw.shortlist is not None:
-            places = draw.shortlist.places(logits, highest)
-            if places is not None:
-                ids, logits, links = ids[places], logits[places], draw.shortlist.links
-        left = Candidates(ids, logits.astype(np.float64))
+        left, links = _listed(ids, logits, highest, draw, history)
         if trace is not None and allowed is not None:
             trace.note("grammar", left)
         for name, stage in links:
@@ -127,6 +124,17 @@ class Sampler:
             if trace is not None:
                 trace.note(name, left)
         return left
+
+
+def _listed(
+    ids: Ids, logits: Floats, highest: float, draw: Draw, history: History
+) -> tuple[Candidates, Links]:
+    """Return what the chain begins with, and its stages: few candidates when that can be."""
+    if draw.shortlist is not None:
+        few = draw.shortlist.candidates(ids, logits, highest, history)
+        if few is not None:
+            return few, draw.shortlist.links
+    return Candidates(ids, logits.astype(np.float64)), draw.stages
 
 
 def _logprobs(logits: Floats, row: Row, token_id: int) -> wire.Logprobs | None:

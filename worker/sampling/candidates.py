@@ -10,6 +10,7 @@ from protos import common_pb2
 from worker.kernels.checks import Ints
 from worker.noise import Doubles, Ids
 
+MANY = 4096
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -81,3 +82,28 @@ class Stage(Protocol):
 def column(packed: bytes) -> Ids:
     """Return the ids of a column of little-endian u32."""
     return np.frombuffer(packed, "<u4").astype(np.int64)
+
+
+def distinct(*parts: Ids | Ints) -> Ids:
+    """Return the ids that occur, rising."""
+    ids = np.concatenate(parts, dtype=np.int64)
+    if len(ids) > MANY:  # then a flag for each id of the vocabulary is cheaper than sorting
+        seen = np.zeros(int(ids.max()) + 1, bool)
+        seen[ids] = True
+        return np.flatnonzero(seen)
+    ids.sort()
+    return ids[_firsts(ids)]
+
+
+def counted(ids: Ints) -> tuple[Ids, Ids]:
+    """Return the ids that occur, rising, and how often each does."""
+    rising = np.sort(ids).astype(np.int64)
+    places = np.append(np.flatnonzero(_firsts(rising)), len(rising))
+    return rising[places[:-1]], places[1:] - places[:-1]
+
+
+def _firsts(rising: Ids) -> Flags:
+    """Return where a number stands for the first time."""
+    flags = np.ones(len(rising), bool)
+    np.not_equal(rising[1:], rising[:-1], out=flags[1:])
+    return flags

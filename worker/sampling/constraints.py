@@ -46,6 +46,10 @@ class LogitBias:
         ids, amounts = [b.token_id for b in biases], [b.bias for b in biases]
         return cls(np.array(ids), np.array(amounts)) if biases else None
 
+    def touched(self, history: History) -> Ids:
+        """Return the ids whose logits may change; all others are left alone, and not looked at."""
+        return self.ids
+
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         places, found = candidates.find(self.ids)
         np.add.at(candidates.logits, places, self.biases[found])
@@ -83,13 +87,17 @@ class BadWords:
         words = tuple(tuple(column(word).tolist()) for word in recipe.params.bad_words if word)
         return cls(words, max(map(len, words))) if words else None
 
-    def __call__(self, candidates: Candidates, history: History) -> Candidates:
+    def touched(self, history: History) -> Ids:
+        """Return the ids that are forbidden now."""
         tail = tuple(history.output_ids[max(0, len(history.output_ids) - self.longest) :].tolist())
         ends = {
             word[-1]
             for word in self.words
             if len(word) <= len(tail) + 1 and word[:-1] == tail[len(tail) + 1 - len(word) :]
         }
-        places, _ = candidates.find(np.array(sorted(ends), np.int64))
+        return np.array(sorted(ends), np.int64)
+
+    def __call__(self, candidates: Candidates, history: History) -> Candidates:
+        places, _ = candidates.find(self.touched(history))
         candidates.logits[places] = -np.inf
         return candidates

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.kernels.checks import Ints
 from worker.noise import Ids
-from worker.sampling.candidates import Candidates, History, Recipe, column
+from worker.sampling.candidates import Candidates, History, Recipe, column, counted, distinct
 
 MAX_LOG = 88.7228391
 """DRY's penalties stay under the greatest float32, e to this power, as those of its reference."""
@@ -36,25 +35,22 @@ class Penalties:
         active = repetition != 1 or presence or frequency
         return cls(repetition, presence, frequency) if active else None
 
+    def touched(self, history: History) -> Ids:
+        """Return the ids whose logits may change; all others are left alone, and not looked at."""
+        parts = history[:2] if self.repetition != 1 else (history.output_ids,)
+        return distinct(*parts)
+
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         logits = candidates.logits
         if self.repetition != 1:
-            places, _ = candidates.find(_distinct(history.prompt_ids, history.output_ids))
+            places, _ = candidates.find(distinct(history.prompt_ids, history.output_ids))
             seen = logits[places]
             logits[places] = np.where(seen > 0, seen / self.repetition, seen * self.repetition)
         if self.presence or self.frequency:
-            ids, counts = np.unique(history.output_ids, return_counts=True)
-            places, found = candidates.find(ids.astype(np.int64))
+            ids, counts = counted(history.output_ids)
+            places, found = candidates.find(ids)
             logits[places] -= self.presence + self.frequency * counts[found]
         return candidates
-
-
-def _distinct(*parts: Ints) -> Ids:
-    """Return the ids that occur, rising; faster than sorting them."""
-    seen = np.zeros(max((int(part.max()) for part in parts if len(part)), default=-1) + 1, bool)
-    for part in parts:
-        seen[part] = True
-    return np.flatnonzero(seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +80,10 @@ class Dry:
             first, *rest = column(packed).tolist()
             breakers.setdefault(first, []).append((first, *rest))
         return cls(dry.multiplier, dry.base, dry.allowed_length, last_n, breakers)
+
+    def touched(self, history: History) -> Ids:
+        """Return the ids whose logits may change; all others are left alone, and not looked at."""
+        return distinct(*history[:2])
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         ids = np.concatenate(history[:2])

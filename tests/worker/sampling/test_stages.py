@@ -211,7 +211,15 @@ CHAINS: list[dict[str, Any]] = [
     {"top_p": 0.3, "top_k": 4, "temperature": 0.9, "samplers": ["top_p", "top_k", "temperature"]},
     {"temperature": 2.0, "top_p": 0.95},
     {"top_p": 0.0},
+    {"top_p": 0.9, "repetition_penalty": 1.3, "temperature": 0.7},
+    {"top_p": 0.9, "repetition_penalty": 0.5, "frequency_penalty": -1.5, "temperature": 0.7},
+    {"top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "temperature": 0.7},
+    {"min_p": 0.1, "presence_penalty": 2.0, "logit_bias": [{"token_id": 9, "bias": 20.0}]},
+    {"min_p": 0.1, "bad_words": [columns([i]) for i in range(0, 20_000, 3)]},
+    {"top_k": 3, "dry": {"multiplier": 9.0, "base": 2.0, "allowed_length": 1}},
+    {"top_p": 0.5, "logit_bias": [{"token_id": i, "bias": -50.0} for i in range(400)]},
 ]
+LIKELY = [3, 6, 9, 12, 700, 3000]
 
 
 @pytest.mark.parametrize("fields", CHAINS)
@@ -220,7 +228,9 @@ def test_a_shortlist_changes_no_bit(fields: dict[str, Any]) -> None:
     for seed in range(5):
         logits = some_logits(1, 20_000, seed)[0]
         logits[::3] = np.round(logits[::3], 1)  # many that are equal
-        one = row(vocab_size=20_000, **{"temperature": 1.0} | fields)
+        logits[LIKELY] += 9
+        history = [5, *LIKELY, *LIKELY[:3], *range(0, 5000, 7), *LIKELY[:2]]
+        one = row(history, 20_000, num_prompt_tokens=4, **{"temperature": 1.0} | fields)
         assert one.draw.shortlist is not None
         quick = sampler.survivors(logits, one.draw, one.history, float(logits.max()))
         one.draw.shortlist = None
