@@ -117,7 +117,7 @@ class TextModel:
         if self._template is not None:
             await self._template.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._grammars.close()
+        await self._grammars.close()
 
     async def warm_up(self) -> None:
         """Start the sandbox and compile the template, so that the first request does not wait."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
 from common.errors import InvalidRequest, Unprocessable
 from protos.common_pb2 import Grammar
-from tokenizer_service import grammar as module
-from tokenizer_service.grammar import GrammarDoor
+from protos.limits import MAX_GRAMMAR_CHARS
+from tokenizer_service.grammar import GrammarDoor, fault
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 GOOD = [
@@ -38,36 +38,51 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "text"), GOOD)
-async def test_grammars_pass(kind: Grammar.Kind, text: str) -> None:
-    door = GrammarDoor()
-    await door.check(Grammar(kind=kind, text=text))
-    door.close()
+DEEP = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} "b"' for i in range(3900)) + '\nr3900: "a"'
+LINKS = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1400)}
 
 
-@pytest.mark.parametrize(("kind", "text", "why"), BAD)
-async def test_what_is_none_is_refused(kind: Grammar.Kind, text: str, why: str) -> None:
-    door = GrammarDoor()
-    with pytest.raises(InvalidRequest, match=why) as caught:
+@pytest.fixture
+async def door() -> AsyncIterator[GrammarDoor]:
+    opened = GrammarDoor(timeout_s=20)
+    yield opened
+    await opened.close()
+
+
+async def test_grammars_pass(door: GrammarDoor) -> None:
+    for kind, text in GOOD:
         await door.check(Grammar(kind=kind, text=text))
-    is_schema = kind == Grammar.JSON_SCHEMA
-    assert caught.value.param == ("response_format" if is_schema else "structured_outputs")
-    door.close()
 
 
-async def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
-    monkeypatch.setattr(module, "fault", lambda grammar: gate.wait() and "")
-    door = GrammarDoor(timeout_s=0.01)
-    with pytest.raises(Unprocessable, match=r"longer than 0\.01 s"):
+async def test_what_is_none_is_refused(door: GrammarDoor) -> None:
+    for kind, text, why in BAD:
+        with pytest.raises(InvalidRequest, match=why) as caught:
+            await door.check(Grammar(kind=kind, text=text))
+        is_schema = kind == Grammar.JSON_SCHEMA
+        assert caught.value.param == ("response_format" if is_schema else "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Grammar.LARK, DEEP), (Grammar.JSON_SCHEMA, json.dumps({"$defs": LINKS, **LINKS["d0"]}))],
+    ids=["rules", "schema"],
+)
+async def test_what_overflows_the_stack_harms_itself_alone(
+    door: GrammarDoor, kind: Grammar.Kind, text: str
+) -> None:
+    assert len(text) <= MAX_GRAMMAR_CHARS
+    with pytest.raises(Unprocessable, match="more memory or processor time"):
+        await door.check(Grammar(kind=kind, text=text))
+    await door.check(Grammar(kind=Grammar.REGEX, text="a"))
+
+
+async def test_a_check_that_hangs_is_given_up() -> None:
+    door = GrammarDoor(timeout_s=0.0001)
+    with pytest.raises(Unprocessable, match="longer than"):
         await door.check(Grammar(kind=Grammar.REGEX, text="a"))
-    gate.set()
-    door.close()
+    await door.close()
 
 
-async def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    door = GrammarDoor()
-    with pytest.raises(InvalidRequest, match="needs the package llguidance"):
-        await door.check(Grammar(kind=Grammar.REGEX, text="a"))
-    door.close()
+    assert "needs the package llguidance" in fault(Grammar(kind=Grammar.REGEX, text="a"))

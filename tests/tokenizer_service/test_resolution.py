@@ -26,7 +26,7 @@ async def resolved(
     door = GrammarDoor()
     with ThreadPoolExecutor(1) as executor:
         found = await Resolution(tokenizer, executor, door).sampling(request, place)
-    door.close()
+    await door.close()
     assert (found.seed, found.top_k) == (3, 5)
     return found
 
@@ -78,17 +78,16 @@ async def test_words_need_a_tokenizer(field: str) -> None:
         await resolved(None, **{field: ["a"]})
 
 
-@pytest.mark.parametrize("place", [None, *Place])
-async def test_a_grammar_acts_after_the_thoughts(
-    tiny_tokenizer: Tokenizer, place: Place | None
-) -> None:
-    grammar = Grammar(kind=Grammar.REGEX, text="[a-z]+")
-    found = (await resolved(tiny_tokenizer, place, grammar=grammar)).grammar
-    thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
-    end = [tiny_tokenizer.id_of("</think>")] if thinking else []
-    assert (ids_of(found.start_after), found.text) == (end, "[a-z]+")
-
-
-async def test_a_bad_grammar_is_refused(tiny_tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="unclosed group"):
-        await resolved(tiny_tokenizer, grammar=Grammar(kind=Grammar.REGEX, text="(a"))
+async def test_a_grammar_acts_after_the_thoughts(tiny_tokenizer: Tokenizer) -> None:
+    text, door = TextOptions(grammar=Grammar(kind=Grammar.REGEX, text="[a-z]+")), GrammarDoor()
+    with ThreadPoolExecutor(1) as executor:
+        resolution = Resolution(tiny_tokenizer, executor, door)
+        for place in (None, *Place):
+            found = (await resolution.sampling(TextRequest(text=text), place)).grammar
+            thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
+            end = [tiny_tokenizer.id_of("</think>")] if thinking else []
+            assert (ids_of(found.start_after), found.text) == (end, "[a-z]+")
+        bad = TextOptions(grammar=Grammar(kind=Grammar.REGEX, text="(a"))
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            await resolution.sampling(TextRequest(text=bad), None)
+    await door.close()

@@ -92,9 +92,9 @@ async def test_a_cancelled_render_leaves_the_answers_in_order() -> None:
 async def test_a_dead_child_is_replaced() -> None:
     async with process() as child:
         await child.render(USER)
-        assert child._process is not None
-        child._process.kill()
-        await child._process.wait()
+        assert child.sandbox._process is not None
+        child.sandbox._process.kill()
+        await child.sandbox._process.wait()
         assert isinstance(await refusal(child, USER), Unprocessable)
         assert await child.render(USER) == "<s>é<b>"
 

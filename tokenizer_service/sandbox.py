@@ -1,0 +1,180 @@
+"""A child process for work that may never end, eat memory or crash: it may be killed.
+
+Parent and child speak messages with a four-byte length in front, one exchange at a time. The child
+limits its own memory and processor time; the parent limits the time on the wall and starts a fresh
+child after any overrun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from contextlib import suppress
+from typing import BinaryIO
+
+from common.errors import Internal
+
+log = logging.getLogger(__name__)
+LENGTH = struct.Struct("<I")
+MEMORY_BYTES = 512 * 2**20
+START_TIMEOUT_S = 30.0
+
+
+class Overrun(Exception):
+    """The child took too long, or died of a limit; the message says which."""
+
+
+class Sandbox:
+    """The parent's end. Starts the child at first need; belongs to one event loop."""
+
+    def __init__(self, module: str, setup: bytes, timeout_s: float) -> None:
+        """`module` runs `serve` as its main; it is sent `setup` first and answers it."""
+        self._module = module
+        self._setup = setup
+        self._timeout_s = timeout_s
+        self._process: Process | None = None
+        self._pending: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue()
+        self._loop: asyncio.Task[None] | None = None
+
+    async def ask(self, message: bytes) -> bytes:
+        """Return the child's answer; raise Overrun."""
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._serve())
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._pending.put_nowait((message, answer))
+        return await answer
+
+    async def close(self) -> None:
+        """End the child; those who wait are cancelled."""
+        if self._loop is not None:
+            self._loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loop
+            self._loop = None
+        while not self._pending.empty():
+            self._pending.get_nowait()[1].cancel()
+        await self._kill()
+
+    async def _serve(self) -> None:
+        """Ask one after the other; the caller's cancellation never cuts an exchange."""
+        while True:
+            message, answer = await self._pending.get()
+            if answer.done():
+                continue
+            try:
+                told = await self._exchange(message)
+            except (Overrun, Internal) as error:
+                if not answer.done():
+                    answer.set_exception(error)
+            except asyncio.CancelledError:
+                answer.cancel()
+                raise
+            else:
+                if not answer.done():
+                    answer.set_result(told)
+
+    async def _exchange(self, message: bytes) -> bytes:
+        try:
+            child = await self._child()
+            async with asyncio.timeout(self._timeout_s):
+                return await exchange(child, message)
+        except TimeoutError:
+            await self._kill()
+            raise Overrun(f"took longer than {self._timeout_s:g} s") from None
+        except (EOFError, OSError):
+            await self._kill()
+            raise Overrun("used more memory or processor time than it may") from None
+
+    async def _child(self) -> Process:
+        if self._process is not None:
+            return self._process
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", self._module, str(int(self._timeout_s) + 1)),
+            stdin=PIPE,
+            stdout=PIPE,
+            env={"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))},
+        )
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await exchange(self._process, self._setup)
+        except (TimeoutError, EOFError, OSError) as error:
+            await self._kill()
+            raise Internal(f"the process of {self._module} does not start: {error!r}") from error
+        return self._process
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        code = await process.wait()
+        log.info("sandbox ended", extra={"child": self._module, "exit_code": code})
+
+
+async def exchange(child: Process, message: bytes) -> bytes:
+    """Send one message and return the answer; raise EOFError when the child ends."""
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(LENGTH.pack(len(message)) + message)
+    await child.stdin.drain()
+    (length,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
+    return await child.stdout.readexactly(length)
+
+
+# ── the child ────────────────────────────────────────────────────────────────────────────────
+
+Answer = Callable[[bytes], bytes]
+
+
+def serve(prepare: Callable[[bytes], Answer]) -> None:
+    """Answer the parent's messages until it closes the pipe; `prepare` is given the setup.
+
+    The parent's argument is how many seconds of processor time each message may take.
+    """
+    cpu_s = int(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    answer = prepare(read_message(source) or b"")
+    confine()
+    write_message(target, b"{}")
+    while (message := read_message(source)) is not None:
+        allow_cpu(cpu_s)
+        write_message(target, answer(message))
+
+
+def confine() -> None:
+    """Give up memory, files and cores for the rest of this process's life."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def allow_cpu(seconds: int) -> None:
+    """Let the kernel end this process `seconds` of processor time from now."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, hard))
+
+
+def read_message(source: BinaryIO) -> bytes | None:
+    """Return the next message, or None at the end of the pipe."""
+    header = source.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    return source.read(LENGTH.unpack(header)[0])
+
+
+def write_message(target: BinaryIO, message: bytes) -> None:
+    target.write(LENGTH.pack(len(message)) + message)
+    target.flush()
