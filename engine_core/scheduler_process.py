@@ -115,6 +115,7 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
             tenants=config.tenants,
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
+        layout=facts.layout,
     )
 
 

@@ -178,6 +178,7 @@ class EngineThread:
             max_model_len=self._max_model_len,
             bounds=Bounds(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING),
             prefix_key=model_key(facts),
+            layout=facts.layout,
         )
         state = EngineState(
             engine=Bridge.name,

@@ -7,21 +7,28 @@ tokens do not occur.
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pytest
 
 from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.kv_layout import KvLayout, OutOfBlocks, Unsupported
 from engine_core.scheduling.layouts import new_layout
-from protos.worker import BlockCopy
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.slot_pool import HOLE, SlotPool
+from engine_core.scheduling.static_pool import StaticPool
+from protos.worker import Add, BlockCopy, ExecutePlan, Finished, Limits, StepResult
 
 ANNA, BERT, CARL = 1, 2, 3
 """Three sequences."""
 
 
-@pytest.fixture(params=["block"])
+@pytest.fixture(params=["block", "slot", "static"])
 def layout(request: pytest.FixtureRequest) -> KvLayout:
     """Room for 64 tokens in any layout."""
-    num_blocks, block_size = {"block": (4, 16)}[request.param]
+    num_blocks, block_size = {"block": (4, 16), "slot": (64, 1), "static": (4, 16)}[request.param]
     return new_layout(request.param, num_blocks, block_size, None)[0]
 
 
@@ -116,3 +123,195 @@ def test_block_refuses_what_pages_cannot_do(blocks: BlockPool) -> None:
     with pytest.raises(Unsupported, match="whole prefixes"):
         blocks.seq_cp(ANNA, BERT, 16)
     assert list(blocks.holders()) == [ANNA] and blocks.seq_pos_max(ANNA) == 39
+
+
+# ── SLOT: pages of one cell ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def cells() -> SlotPool:
+    return SlotPool(num_blocks=16)
+
+
+def test_slot_shares_any_range_without_a_copy(cells: SlotPool) -> None:
+    cells.allocate(ANNA, 6)
+    cells.seq_cp(ANNA, BERT, 0, 5)
+    assert cells.table(BERT) == cells.table(ANNA)[:5]
+    assert cells.allocate(BERT, 6).copies == (), "position 5 is a cell of Bert's own"
+    assert cells.table(BERT)[5] != cells.table(ANNA)[5]
+    assert cells.num_free == 16 - 7
+
+
+def test_slot_takes_a_range_out_of_the_middle(cells: SlotPool) -> None:
+    cells.allocate(ANNA, 6)
+    cells.seq_rm(ANNA, 2, 4)
+    assert cells.table(ANNA)[2:4] == [HOLE, HOLE]
+    assert cells.seq_pos_max(ANNA) == 5
+    assert cells.num_free == 16 - 4
+
+
+def test_slot_moves_positions_and_so_closes_the_gap(cells: SlotPool) -> None:
+    """A context shift: two positions go, the later ones follow. Their keys must then be turned."""
+    cells.allocate(ANNA, 6)
+    first, second, _, _, fifth, sixth = cells.table(ANNA)
+    cells.seq_rm(ANNA, 2, 4)
+    cells.seq_add(ANNA, 4, None, -2)
+    assert cells.table(ANNA) == [first, second, fifth, sixth]
+    assert cells.seq_pos_max(ANNA) == 3
+
+
+def test_slot_clones_a_cell_that_others_own_before_it_moves(cells: SlotPool) -> None:
+    cells.allocate(ANNA, 4)
+    cells.seq_cp(ANNA, BERT)
+    before = list(cells.table(ANNA))
+    cells.seq_rm(BERT, 0, 2)
+    clones, copies = cells.seq_add(BERT, 2, None, -2)
+    assert cells.table(BERT) == list(clones)
+    assert copies == tuple(map(BlockCopy, before[2:], clones)), "what the workers copy first"
+    assert cells.table(ANNA) == before, "Anna has noticed nothing"
+
+
+def test_slot_moves_nothing_onto_another_position(cells: SlotPool) -> None:
+    cells.allocate(ANNA, 6)
+    for delta in (-1, -5):
+        with pytest.raises(ValueError, match="the place is not free"):
+            cells.seq_add(ANNA, 4, None, delta)
+
+
+# ── STATIC: one range for each ───────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def ranges() -> StaticPool:
+    return StaticPool(num_blocks=8, block_size=16)
+
+
+def test_static_gives_one_range_and_never_more(ranges: StaticPool) -> None:
+    assert ranges.allocate(ANNA, 40).block_ids == (0, 1, 2)
+    assert ranges.allocate(ANNA, 48).block_ids == ()
+    with pytest.raises(OutOfBlocks, match="4 blocks asked, 3 are reserved"):
+        ranges.allocate(ANNA, 49)
+
+
+def test_static_needs_its_pages_in_a_row(ranges: StaticPool) -> None:
+    for one, num_tokens in ((ANNA, 48), (BERT, 32), (CARL, 16)):
+        ranges.allocate(one, num_tokens)
+    ranges.free(ANNA)
+    assert ranges.num_free == 5, "three before Bert, two behind Carl"
+    assert ranges.fits(48) and not ranges.fits(64)
+    with pytest.raises(OutOfBlocks, match="at most 3 in a row"):
+        ranges.allocate(ANNA, 64)
+
+
+def test_static_shares_and_moves_nothing(ranges: StaticPool) -> None:
+    ranges.allocate(ANNA, 40)
+    with pytest.raises(Unsupported, match="shares nothing"):
+        ranges.seq_cp(ANNA, BERT)
+    with pytest.raises(Unsupported, match="cannot move positions"):
+        ranges.seq_add(ANNA, 20, None, -4)
+    with pytest.raises(Unsupported, match="removes tails"):
+        ranges.seq_rm(ANNA, 4, 20)
+
+
+# ── What the scheduler makes of it ───────────────────────────────────────────────────────────
+
+
+class Desk:
+    """A scheduler whose worker says 7 every time."""
+
+    def __init__(self, layout: str) -> None:
+        block_size = 1 if layout == "slot" else 16
+        self.scheduler = Scheduler(
+            num_blocks=128 // block_size, block_size=block_size, vocab_size=256, max_model_len=64,
+            bounds=Bounds(4, 64, 8), prefix_key=b"model", layout=layout,
+        )  # fmt: skip
+        self.slot = 0
+
+    def ask(self, text: str, max_tokens: int = 2, **limits: Any) -> None:
+        """Ask with one token per letter."""
+        prompt = array("I", map(ord, text)).tobytes()
+        self.slot += 1
+        self.scheduler.add(Add(1, self.slot, "r", prompt, Limits(max_tokens, **limits), b""), 0.0)
+
+    def step(self) -> ExecutePlan:
+        plan = self.scheduler.schedule(0.0)
+        assert plan is not None
+        ids = tuple(row.seq_id for row in self.scheduler._in_flight[-1].rows)
+        done = StepResult(plan.step_id, ids, (1,) * len(ids), (7,) * len(ids))
+        self.events = self.scheduler.apply(done, 0.0)
+        assert self.scheduler.check() == ""
+        return plan
+
+    def finish(self) -> Finished:
+        """Run until somebody ends."""
+        while True:
+            self.step()
+            for event in self.events:
+                if event.finish is not None:
+                    return event.finish
+
+
+FIRST, SECOND = "You are a helpful assistant. Red?", "You are a helpful assistant. Ruby?"
+
+
+@pytest.mark.parametrize(("layout", "num_cached"), [("block", 16), ("slot", 30), ("static", 0)])
+def test_what_begins_alike_is_not_computed_again(layout: str, num_cached: int) -> None:
+    """BLOCK finds whole pages, SLOT every token in common, STATIC nothing."""
+    desk = Desk(layout)
+    desk.ask(FIRST)
+    desk.finish()
+    desk.ask(SECOND)
+    (start,) = desk.step().starts
+    assert start.num_computed == num_cached
+    assert desk.finish().num_cached_tokens == num_cached
+
+
+def test_slot_finds_who_has_the_most_in_common_not_who_came_last() -> None:
+    desk = Desk("slot")
+    for text in (FIRST, "You are a pirate."):
+        desk.ask(text)
+        desk.finish()
+    desk.ask(SECOND)
+    assert desk.step().starts[0].num_computed == 30
+
+
+@pytest.mark.parametrize("layout", ["block", "slot"])
+def test_another_tenant_or_salt_finds_nothing(layout: str) -> None:
+    desk = Desk(layout)
+    desk.ask(FIRST, tenant="a")
+    desk.finish()
+    for reader in ({"tenant": "b"}, {"tenant": "a", "cache_salt": b"s"}):
+        desk.ask(FIRST, **reader)
+        assert desk.step().starts[0].num_computed == 0
+        desk.finish()
+
+
+@pytest.mark.parametrize(("layout", "num_prefills"), [("block", 1), ("slot", 1), ("static", 2)])
+def test_two_choices_compute_their_prompt_once_if_they_can_share(
+    layout: str, num_prefills: int
+) -> None:
+    desk = Desk(layout)
+    desk.ask(FIRST, n=2, max_tokens=3)
+    whole = [start for _ in range(2) for start in desk.step().starts if not start.num_computed]
+    assert len(whole) == num_prefills
+
+
+def test_static_reserves_prompt_and_answer_at_the_start_and_nothing_later() -> None:
+    desk = Desk("static")
+    desk.ask("a" * 20, max_tokens=30)
+    (start,) = desk.step().starts
+    assert start.block_ids == (0, 1, 2, 3)
+    assert all(not row.new_block_ids for _ in range(28) for row in desk.step().steps)
+    assert desk.finish().num_output_tokens == 30
+
+
+def test_cells_of_the_finished_make_way_when_they_are_needed() -> None:
+    desk = Desk("slot")
+    for text in "abc":
+        desk.ask(text * 40)
+        desk.finish()
+    assert desk.scheduler.pool.num_idle > 0 == desk.scheduler.num_running
+    desk.ask("d" * 60, max_tokens=1)
+    desk.ask("e" * 60, max_tokens=1)
+    desk.finish()
+    assert desk.scheduler.tally.num_preemptions == 0

@@ -70,7 +70,7 @@ class KvLayout(Protocol):
         ...
 
     def allocate(self, seq_id: int, num_tokens: int) -> Grant:
-        """Let `seq_id` write all positions below `num_tokens`; those it has stay where they are.
+        """Give `seq_id` cells behind those it has, so that it can write below `num_tokens`.
 
         A shared page that it would write to is replaced by a copy. Raises OutOfBlocks and takes
         nothing; never evicts.

@@ -151,7 +151,7 @@ class Planner:
         This loop and the one in `Scheduler.apply` are the cost of a step.
         """
         step_id, room = draft.step_id, draft.budget
-        steps, rows = draft.steps, draft.step_rows
+        steps, rows, growth = draft.steps, draft.step_rows, self._growth()
         for sequence in self._roster.running:
             expected = sequence.num_expected
             if expected >= sequence.max_total:  # its last token is on the way
@@ -167,7 +167,7 @@ class Planner:
             if planned < sequence.capacity:
                 steps.append(sequence.decode_step)
             elif self._layout.num_available:
-                steps.append(self._grow(sequence))
+                steps.append(self._grow(sequence, growth))
             else:
                 continue
             sequence.num_planned = expected
@@ -177,8 +177,19 @@ class Planner:
         draft.budget -= len(rows)
         self._tally.num_decode_tokens += len(rows)
 
-    def _grow(self, sequence: Sequence) -> SequenceStep:
-        return SequenceStep(sequence.seq_id, 1, self._roster.grow(sequence, 1))
+    def _grow(self, sequence: Sequence, growth: int) -> SequenceStep:
+        """Return a step of one token in a new page: only what is new crosses the wire."""
+        count = growth
+        if growth > 1:
+            most = self._layout.blocks_for(sequence.max_total) - len(sequence.block_ids)
+            count = min(growth, most)
+        return SequenceStep(sequence.seq_id, 1, self._roster.grow(sequence, count))
+
+    def _growth(self) -> int:
+        """Return how many pages a row takes at a time: more than one only if all rows could."""
+        layout = self._layout
+        is_plenty = layout.num_available >= layout.growth * len(self._roster.running)
+        return layout.growth if is_plenty else 1
 
     # ── catching up ──────────────────────────────────────────────────────────────────────────
 

@@ -53,9 +53,10 @@ class Scenario:
     def pool(self, words: Words) -> list[str]:
         guesses = ids(words.get("guess", ""))
         self.in_flight.clear()
+        layout = words.get("layout", "block")
         self.scheduler = Scheduler(
             num_blocks=int(words.get("blocks", 16)),
-            block_size=int(words.get("block_size", 4)),
+            block_size=1 if layout == "slot" else int(words.get("block_size", 4)),
             vocab_size=1000,
             max_model_len=int(words.get("len", 1024)),
             bounds=Bounds(
@@ -66,6 +67,7 @@ class Scenario:
             ),
             prefix_key=b"m" if words.get("cache") == "on" else None,
             propose=(lambda tokens, most: guesses[:most]) if guesses else None,
+            layout=layout,
         )
         return []
 

@@ -27,13 +27,18 @@ COMMON = st.tuples(st.integers(0, 1), st.integers(1, 30), st.lists(BYTE, max_siz
 )
 PROMPTS = FRESH | COMMON
 """Random ones, and ones that begin as others did."""
-BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, BUDGET, SEATS = 4, 12, 40, 9, 5
+NUM_TOKENS, MAX_MODEL_LEN, BUDGET, SEATS = 48, 40, 9, 5
+BLOCK_SIZES = {"block": 4, "slot": 1, "static": 4}
 
 
-def new_scheduler(max_waiting: int = 6, propose: Proposer | None = None) -> Scheduler:
+def new_scheduler(
+    max_waiting: int = 6, layout: str = "block", propose: Proposer | None = None
+) -> Scheduler:
+    block_size = BLOCK_SIZES[layout]
     return Scheduler(
-        num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=MAX_MODEL_LEN,
-        bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m", propose=propose,
+        num_blocks=NUM_TOKENS // block_size, block_size=block_size, vocab_size=100,
+        max_model_len=MAX_MODEL_LEN, bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
+        layout=layout, propose=propose,
     )  # fmt: skip
 
 
@@ -65,12 +70,13 @@ class Life:
 
 
 class Lives(RuleBasedStateMachine):
+    layout = "block"
     propose: Proposer | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler(propose=self.propose)
-        self.worker = CheckingWorker(BLOCK_SIZE, SEATS, BUDGET)
+        self.scheduler = new_scheduler(layout=self.layout, propose=self.propose)
+        self.worker = CheckingWorker(BLOCK_SIZES[self.layout], SEATS, BUDGET)
         self.results: deque[StepResult] = deque()
         self.lives: dict[tuple[int, int], Life] = {}
         self.paused = set[tuple[int, int]]()
@@ -257,7 +263,7 @@ class Lives(RuleBasedStateMachine):
                 break
         assert self.scheduler.num_errands == 0
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.scheduler.pool.num_available == NUM_BLOCKS
+        assert self.scheduler.pool.num_available == self.scheduler.pool.num_blocks
         assert self.scheduler.check() == ""
         for life in self.lives.values():
             (end,) = life.ends
@@ -269,8 +275,20 @@ class Lives(RuleBasedStateMachine):
                 assert end.num_output_tokens == len(life.expected)
 
 
+class SlotLives(Lives):
+    layout = "slot"
+
+
+class StaticLives(Lives):
+    layout = "static"
+
+
 TestLives = Lives.TestCase
+TestSlotLives = SlotLives.TestCase
+TestStaticLives = StaticLives.TestCase
 TestLives.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestSlotLives.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestStaticLives.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
 class GuessedLives(Lives):
