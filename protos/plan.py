@@ -61,6 +61,9 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: int | None = None
     pooling: str = ""
     """Not empty: nothing is drawn; the end of the prompt brings a `Bulk` with the embedding."""
+    num_dropped_outputs: int = 0
+    """Output tokens that a context shift has taken out of `token_ids`; `num_prompt_tokens` are
+    those that are left. The index of the next output token, and so its noise, counts them."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):

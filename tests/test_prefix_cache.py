@@ -1,4 +1,4 @@
-"""The prefix cache over real arithmetic: what is found answers bit for bit as what is computed.
+"""KV memory over real arithmetic: what is found, shared or shifted answers bit for bit as computed.
 
 The real scheduler, loop and runner on small models, without text and without sockets.
 """
@@ -9,7 +9,7 @@ import itertools
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -60,21 +60,30 @@ class Engine:
         num_blocks: int = 64,
         max_num_batched_tokens: int = 64,
         depth: int = 1,
+        max_model_len: int = 256,
     ) -> None:
+        """`num_blocks` are those of 16 tokens, whatever the layout."""
+        num_blocks = num_blocks * 16 // model.block_size
         self.runner = model.runner(num_blocks)
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
-            block_size=16,
+            block_size=model.block_size,
             vocab_size=model.config.vocab_size,
-            max_model_len=256,
+            max_model_len=max_model_len,
             bounds=Bounds(8, max_num_batched_tokens, 64),
             prefix_key=model_key(model.facts(1 << 20)) if has_cache else None,
+            layout=model.layout,
         )
         self.depth = depth
         self.slots = itertools.count()
 
     def ask(
-        self, *prompts: list[int], tenant: str = "", n: int = 1, first_choice: int = 0
+        self,
+        *prompts: list[int],
+        tenant: str = "",
+        n: int = 1,
+        first_choice: int = 0,
+        n_keep: int | None = None,
     ) -> list[Answer]:
         """Run these prompts together; return their answers, n for each."""
         answers: dict[int, Answer] = {}
@@ -83,7 +92,9 @@ class Engine:
             for _ in range(n - 1):
                 next(self.slots)
             sampling = SamplingParams(seed=len(prompt), temperature=1.0, top_p=0.9)
-            limits = Limits(NUM_NEW, n=n, logprobs=3, tenant=tenant, first_choice=first_choice)
+            limits = Limits(
+                NUM_NEW, n=n, logprobs=3, tenant=tenant, first_choice=first_choice, n_keep=n_keep
+            )
             body = array("I", prompt).tobytes()
             add = Add(1, slot, "r", body, limits, sampling.SerializeToString())
             self.scheduler.add(add, 0.0)
@@ -205,3 +216,56 @@ def test_choices_that_share_their_prompt_answer_as_alone(
     if num_blocks == 64 and not has_cache:
         computed = sum(map(len, prompts)) + 2 * len(prompts)
         assert engine.scheduler.tally.num_prefill_tokens == computed
+
+
+# ── layouts ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [9, 64])
+@pytest.mark.parametrize("layout", ["slot", "static"])
+def test_every_layout_answers_as_blocks_do(
+    model: LoadedModel, expected: list[Answer], layout: str, max_num_batched_tokens: int
+) -> None:
+    engine = Engine(
+        replace(model, layout=layout), max_num_batched_tokens=max_num_batched_tokens, depth=2
+    )
+    for _ in range(2):
+        assert same(engine.ask(*PROMPTS), expected)
+
+
+@pytest.mark.parametrize("layout", ["slot", "static"])
+def test_every_layout_answers_alike_when_memory_is_short(
+    model: LoadedModel, expected: list[Answer], layout: str
+) -> None:
+    engine = Engine(replace(model, layout=layout), num_blocks=10, depth=2)
+    for _ in range(2):
+        assert same(engine.ask(*PROMPTS), expected)
+    if layout == "slot":
+        assert engine.scheduler.tally.num_preemptions > 0
+
+
+def test_slots_share_what_is_common_to_the_token(
+    model: LoadedModel, expected: list[Answer]
+) -> None:
+    engine = Engine(replace(model, layout="slot"))
+    cold = [engine.ask(prompt)[0] for prompt in PROMPTS]
+    assert num_cached(cold) == [0, 43, 31, 40, 16, 42]
+    assert same(cold, expected)
+
+
+@pytest.mark.parametrize("layout", ["slot", "static"])
+def test_choices_answer_as_alone_in_every_layout(model: LoadedModel, layout: str) -> None:
+    alone = [Engine(model).ask(SHARED, first_choice=choice)[0] for choice in range(3)]
+    assert same(Engine(replace(model, layout=layout), depth=2).ask(SHARED, n=3), alone)
+
+
+def test_a_shifted_context_answers_alike_in_every_layout(model: LoadedModel) -> None:
+    """However it is chunked, found or set back, what is computed of the tokens left is the same."""
+    prompts = [SHARED[:20], SHARED[:23], SHARED[5:20]]
+    alone = [Engine(model, max_model_len=28).ask(prompt, n_keep=6)[0] for prompt in prompts]
+    for layout, num_blocks in (("block", 5), ("slot", 5), ("static", 8)):
+        engine = Engine(
+            replace(model, layout=layout), max_model_len=28, num_blocks=num_blocks, depth=2,
+            max_num_batched_tokens=9,
+        )  # fmt: skip
+        assert same(engine.ask(*prompts, n_keep=6), alone)

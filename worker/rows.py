@@ -78,6 +78,7 @@ class Row:
             raise RowError(f"token id {int(known.max())}, vocabulary is {vocab_size}")
         self.seq_id = start.seq_id
         self.num_prompt_tokens = start.num_prompt_tokens
+        self._num_dropped_outputs = start.num_dropped_outputs
         self.num_computed = start.num_computed
         self.draw = Draw(start, vocab_size, grammars)
         self.pool = Pool(start) if start.pooling else None
@@ -120,7 +121,8 @@ class Row:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
+        """The index of the next output token: all there ever were count, also those dropped."""
+        return self.num_tokens - self.num_prompt_tokens + self._num_dropped_outputs
 
     def append(self, token_id: int) -> bool:
         """Add a drawn token; return whether it was the next guess, so that what follows holds."""

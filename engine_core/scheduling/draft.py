@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine_core.scheduling.sequence import Sequence
-from protos.worker import BlockCopy, ExecutePlan, SequenceStart, SequenceStep
+from protos.worker import BlockCopy, ExecutePlan, SequenceStart, SequenceStep, Shift
 
 
 class Flight(NamedTuple):
@@ -30,6 +30,7 @@ class Draft:
 
     __slots__ = (
         "budget", "chunks", "copies", "due", "embeds", "guesses", "has_preempted", "prefills",
+        "shifts",
         "start_rows", "starts", "step_id", "step_rows", "steps",
     )  # fmt: skip
 
@@ -45,6 +46,7 @@ class Draft:
         self.embeds: list[Sequence] = []
         self.guesses: dict[int, int] = {}
         self.copies: list[BlockCopy] = []
+        self.shifts: list[Shift] = []
         self.prefills: list[Sequence] = []
         self.has_preempted = False
 
@@ -78,6 +80,7 @@ class Draft:
             tuple(self.steps),
             tuple(finished),
             tuple(self.copies),
+            tuple(self.shifts),
         )
 
     def flight(self) -> Flight:

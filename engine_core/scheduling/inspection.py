@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_core.scheduling.bounds import Bounds
-from engine_core.scheduling.limits import Facts, admit, max_total
+from engine_core.scheduling.limits import Facts, admit, room
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import Refused
 from engine_core.scheduling.roster import Roster
@@ -119,7 +119,7 @@ class Inspection:
         try:
             own = self._bounds.of(add.limits.tenant)
             request = admit(add, self._facts, own, now)
-            row = Sequence(0, request, 0, max_total(request, self._facts, own))
+            row = Sequence(0, request, 0, room(self._facts, own))
         except Refused as refused:
             why = refused.problem
             refusal = Refusal(why.kind, why.message, why.param, why.code)

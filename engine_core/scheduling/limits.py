@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from engine_core.scheduling.bounds import TenantLimits
 from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
-from protos.limits import MAX_REQUEST_ID_CHARS, MAX_STOP_TOKEN_IDS, violation
+from engine_core.scheduling.sequence import Room
+from protos.limits import LIMITS, MAX_REQUEST_ID_CHARS, MAX_STOP_TOKEN_IDS, violation
 from protos.worker import Add, Limits
 
 MAX_ATTEMPTS = 3
+MAX_NEW_TOKENS = int(LIMITS["max_tokens"].high)
 
 
 class Facts(NamedTuple):
@@ -24,6 +26,7 @@ class Facts(NamedTuple):
     max_model_len: int
     kv_capacity_tokens: int
     block_size: int
+    layout: str
 
     @property
     def max_total(self) -> int:
@@ -40,6 +43,8 @@ def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
         raise Refused(_given_up(add.attempt))
     for problem in _wrong_numbers(add):
         raise Refused(problem)
+    for problem in _wrong_shift(add.limits, facts):
+        raise Refused(problem)
     request = _decode(add, now)
     for problem in _wrong_tokens(request, facts):
         raise Refused(problem)
@@ -48,16 +53,10 @@ def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
     return request
 
 
-def max_total(request: Request, facts: Facts, own: TenantLimits) -> int:
-    """Return how long a sequence of `request` may become, prompt and output."""
-    length = len(request.prompt)
-    bounds = (
-        facts.max_total,
-        own.context,
-        own.new_tokens and length + own.new_tokens,
-        own.blocks * facts.block_size,
-    )
-    return min(bound for bound in bounds if bound)
+def room(facts: Facts, own: TenantLimits) -> Room:
+    """Return what a sequence of a tenant with `own` limits may have."""
+    bounds = (facts.max_total, own.context, own.blocks * facts.block_size)
+    return Room(min(bound for bound in bounds if bound), own.new_tokens or MAX_NEW_TOKENS)
 
 
 def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Problem]:
@@ -68,18 +67,19 @@ def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Pro
     length, drawn = len(request.prompt), _num_drawn(request)
     asked = request.limits.max_tokens
     is_open = not drawn or asked >= facts.max_total - length
+    is_bounded = not is_open and request.limits.n_keep is None  # with n_keep it goes on
     for key, limit, unit in (
         ("context", own.context, "a context of"),
         ("blocks", own.blocks * facts.block_size, f"{own.blocks} KV blocks, that is"),
     ):
-        room = f"{unit} {limit} tokens with the output"
+        most = f"{unit} {limit} tokens with the output"
         if limit and length + drawn > limit:
             why, param = f"the prompt has {length} tokens", "prompt"
-        elif limit and not is_open and length + asked > limit:
+        elif limit and is_bounded and length + asked > limit:
             why, param = f"max_tokens is {asked}, the prompt has {length}", "max_tokens"
         else:
             continue
-        yield _beyond(request, f"{why}, but {{}} may have {room}", key, param)
+        yield _beyond(request, f"{why}, but {{}} may have {most}", key, param)
     if own.new_tokens and asked > own.new_tokens and not is_open:
         why = f"max_tokens is {asked}, but {{}} may have {own.new_tokens} new tokens"
         yield _beyond(request, why, "new_tokens", "max_tokens")
@@ -130,6 +130,22 @@ def _wrong_kind(limits: Limits) -> Iterator[Problem]:
         yield _invalid(f"an embedding has one choice, n is {limits.n}", "n")
     if limits.pooling not in ("last", "mean"):
         yield _invalid(f"pooling must be last or mean, got {limits.pooling}", "pooling")
+
+
+def _wrong_shift(limits: Limits, facts: Facts) -> Iterator[Problem]:
+    """A context shift forgets output, and may need cells that can move."""
+    if limits.rotate_kv and limits.n_keep is None:
+        yield _invalid("rotate_kv needs n_keep: it says how the context is shifted", "rotate_kv")
+    if limits.rotate_kv and facts.layout != "slot":
+        yield _invalid(
+            f"rotate_kv needs kv_layout=slot, this engine has {facts.layout}; without it what is "
+            "left of the context is computed again",
+            "rotate_kv",
+        )
+    if limits.n_keep is not None and limits.has_grammar:
+        yield _invalid(
+            "n_keep cannot go with a grammar: it must see all that was written", "n_keep"
+        )
 
 
 def _bounded(limits: Limits) -> Iterator[tuple[str, float]]:

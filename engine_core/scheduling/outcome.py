@@ -75,15 +75,16 @@ class Outcome:
             sequence.last_token_at = now
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
-            finish = None
+            finish, offset = None, length - sequence.first_output
             if token_id in sequence.stop_ids or length + 1 >= sequence.max_total:
                 finish = self._finish_if_ended(sequence, now)
-            offset = length - sequence.num_prompt
             publish(TokenEvent(sequence.session, sequence.slot, offset, (token_id,), finish))
 
     def _finish_if_ended(self, sequence: Sequence, now: float) -> Finished | None:
         reason = sequence.ending()
         if reason is FinishReason.UNFINISHED:
+            if sequence.is_full:
+                self._roster.shift(sequence)
             return None
         return self._roster.finish(sequence, reason, now)
 

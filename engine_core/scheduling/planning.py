@@ -20,6 +20,7 @@ from engine_core.scheduling.policy import (
 )
 from engine_core.scheduling.reuse import Known
 from engine_core.scheduling.roster import Roster
+from engine_core.scheduling.rotation import turn_full
 from engine_core.scheduling.rows import start_row
 from engine_core.scheduling.sequence import Sequence, Status
 from engine_core.scheduling.speculation import Proposer, Speculation
@@ -71,6 +72,8 @@ class Planner:
         if len(tenants) > 1:
             for tenant, count in self._roster.seats.items():
                 self._deficits.charge(tenant, count)  # a seat is worth a token a step
+        if self._roster.full:
+            turn_full(self._roster, draft)
         self._catch_up(draft, now)
         if self._speculation is not None:
             self._speculation.plan(draft)

@@ -66,13 +66,17 @@ def may_join(candidate: Sequence, running: Ordered) -> bool:
 
 def may_share(candidate: Sequence) -> Sequence | None:
     """Return a choice of the same request whose prompt `candidate` may share, or None."""
+    if candidate.num_dropped:
+        return None
     return next((other for other in candidate.family if other.has_prompt), None)
 
 
 def must_wait_for_prompt(candidate: Sequence) -> bool:
     """Return whether another choice of the same request is about to compute the same prompt."""
-    is_running = any(other.status is Status.RUNNING for other in candidate.family)
-    return is_running and may_share(candidate) is None
+    is_running = any(
+        other.status is Status.RUNNING and not other.num_dropped for other in candidate.family
+    )
+    return is_running and not candidate.num_dropped and may_share(candidate) is None
 
 
 class Ordered:

@@ -80,10 +80,13 @@ class PrefixCache:
 
     def distrust(self, sequence: Sequence) -> None:
         """All its blocks are forgotten, also those that came from here."""
-        sequence.enter_at = NEVER
+        self.exclude(sequence)
         if sequence.seq_id in self._pool.holders():
             for block_id in self._pool.table(sequence.seq_id):
                 self._forget(block_id)
+
+    def exclude(self, sequence: Sequence) -> None:
+        sequence.enter_at = NEVER
 
     def evict(self, num_free: int) -> None:
         while self._pool.num_free < num_free and self._pool.num_idle:

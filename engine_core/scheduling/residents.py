@@ -78,7 +78,7 @@ class Residents:
         sequence.enter_at = len(sequence.tokens)
 
     def enter(self, sequence: Sequence, num_computed: int) -> None:
-        if num_computed < sequence.enter_at or sequence.seq_id in self._tainted:
+        if num_computed < sequence.enter_at or not self._is_good(sequence):
             return
         tokens = sequence.tokens[: sequence.enter_at].tobytes()
         self._insert(_reader(sequence), Entry(tokens, sequence.seq_id))
@@ -90,14 +90,17 @@ class Residents:
         self._remove(seq_id)
         tokens = sequence.tokens[:num_computed].tobytes()
         self._pool.seq_rm(seq_id, len(tokens) // _BYTES)  # overshot, or not yet written
-        is_good = seq_id not in self._tainted and bool(tokens)
+        is_good = self._is_good(sequence)
         self._tainted.discard(seq_id)
-        if is_good and self._insert(_reader(sequence), Entry(tokens, resident)):
+        if is_good and tokens and self._insert(_reader(sequence), Entry(tokens, resident)):
             self._pool.retain(seq_id, resident)
             self._residents[resident] = None
             self._last = resident
         else:
             self._pool.free(seq_id)
+
+    def _is_good(self, sequence: Sequence) -> bool:
+        return not sequence.is_inexact and sequence.seq_id not in self._tainted
 
     def distrust(self, sequence: Sequence) -> None:
         """Everything that owns one of its cells is forgotten."""
@@ -106,6 +109,10 @@ class Residents:
                 self._forget(owner)
                 if owner > 0:
                     self._tainted.add(owner)
+
+    def exclude(self, sequence: Sequence) -> None:
+        sequence.is_inexact = True
+        self._remove(sequence.seq_id)
 
     def evict(self, num_free: int) -> None:
         while self._pool.num_free < num_free and self._pool.num_idle:

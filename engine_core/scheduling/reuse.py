@@ -55,6 +55,10 @@ class Reuse(Protocol):
         """The worker failed on `sequence`: nothing of it is found again, nothing is entered."""
         ...
 
+    def exclude(self, sequence: Sequence) -> None:
+        """From now on its cells do not hold what its tokens say: nobody finds them."""
+        ...
+
     def evict(self, num_free: int) -> None:
         """Forget what idles, the oldest first, until `num_free` pages are free or none idles."""
         ...
@@ -90,6 +94,9 @@ class NoReuse:
         self._layout.free(sequence.seq_id)
 
     def distrust(self, sequence: Sequence) -> None:
+        pass
+
+    def exclude(self, sequence: Sequence) -> None:
         pass
 
     def evict(self, num_free: int) -> None:

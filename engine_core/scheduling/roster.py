@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from engine_core.scheduling.context_shift import drop_middle
 from engine_core.scheduling.kv_layout import KvLayout
 from engine_core.scheduling.ledger import Leaving, Returning, Sessions, discrepancies
 from engine_core.scheduling.policy import Ordered, Queues
@@ -46,6 +47,8 @@ class Roster:
         self._sessions: Sessions = {}
         self._returning: Returning = {}
         self._dropped: list[int] = []  # rows the workers are to forget with the next plan
+        self.full: list[Sequence] = []
+        """Running rows whose keys the next plan is to turn."""
         self.events: list[TokenEvent] = []
         """Published and not yet taken; the same list for ever."""
 
@@ -86,6 +89,7 @@ class Roster:
         sequence.block_ids = self.layout.table(sequence.seq_id)
         sequence.capacity = len(sequence.block_ids) * self.layout.block_size
         sequence.num_computed = sequence.num_planned = num_computed
+        sequence.is_inexact = False
         self.cache.watch(sequence, num_computed)
 
     def grow(self, sequence: Sequence, count: int) -> tuple[int, ...]:
@@ -109,9 +113,28 @@ class Roster:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence off the workers; it waits again when no plan names it."""
-        sequence.move(Status.PREEMPTED)
         sequence.num_preemptions += 1
         self.tally.num_preemptions += 1
+        self._set_back(sequence)
+
+    def shift(self, sequence: Sequence) -> None:
+        """The context is full: what is left of it is computed anew, or turned by the next plan.
+
+        A row that is off the workers already is shortened when it waits again.
+        """
+        if sequence.status is not Status.RUNNING:
+            return
+        if sequence.request.limits.rotate_kv:
+            self.full.append(sequence)
+        else:
+            self.recompute(sequence)
+
+    def recompute(self, sequence: Sequence) -> None:
+        """Take a full sequence off the workers; nobody else's need, so no preemption is counted."""
+        self._set_back(sequence)
+
+    def _set_back(self, sequence: Sequence) -> None:
+        sequence.move(Status.PREEMPTED)
         self._leave(sequence)
         if sequence.last_plan <= self.applied:
             self._requeue(sequence)
@@ -136,6 +159,10 @@ class Roster:
     def _hold(self, sequence: Sequence) -> None:
         sequence.move(Status.PAUSED)
         self.paused[sequence.seq_id] = sequence
+
+    def restart(self, sequence: Sequence) -> None:
+        """Let the workers drop a running row: the next plan starts it again, in the same table."""
+        self._dropped.append(sequence.seq_id)
 
     def take_dropped(self) -> list[int]:
         """Return the rows that have left since the last call; the next plan names them."""
@@ -164,6 +191,8 @@ class Roster:
 
     def _requeue(self, sequence: Sequence) -> None:
         """A preempted sequence waits again, to be computed anew with all it has put out."""
+        if sequence.is_full:
+            drop_middle(sequence)
         sequence.num_expected = len(sequence.tokens)
         if sequence.is_paused:
             self._hold(sequence)

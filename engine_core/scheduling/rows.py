@@ -16,20 +16,22 @@ def slots_of(add: Add) -> range:
 def start_row(sequence: Sequence, num_known: int, num_tokens: int) -> SequenceStart:
     """Return all a worker must know to compute the `num_tokens` after the first `num_known`."""
     limits = sequence.request.limits
+    num_dropped_outputs = sequence.num_prompt_left - sequence.first_output
     return SequenceStart(
         seq_id=sequence.seq_id,
         token_ids=sequence.tokens.tobytes(),
-        num_prompt_tokens=sequence.num_prompt,
+        num_prompt_tokens=sequence.num_prompt_left,
         num_computed=num_known,
         num_tokens=num_tokens,
         block_ids=tuple(sequence.block_ids),
         sampling=sequence.request.sampling,
         choice=sequence.choice,
         logprobs=limits.logprobs,
-        min_tokens=limits.min_tokens,
+        min_tokens=max(limits.min_tokens - num_dropped_outputs, 0),
         stop_token_ids=limits.stop_token_ids,
         prompt_logprobs=limits.prompt_logprobs if sequence.owes_prompt_logprobs else None,
         pooling=limits.pooling if sequence.is_embed else "",
+        num_dropped_outputs=num_dropped_outputs,
     )
 
 

@@ -13,11 +13,12 @@ from collections import Counter, deque
 
 from engine_core.scheduling.bounds import Bounds, fair_part
 from engine_core.scheduling.compiling import Compiling
+from engine_core.scheduling.context_shift import replay
 from engine_core.scheduling.draft import Flight
 from engine_core.scheduling.errands import Errands
 from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
-from engine_core.scheduling.limits import Facts, admit, max_total
+from engine_core.scheduling.limits import Facts, admit, room
 from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import FinishReason, Problem, Refused
@@ -54,7 +55,7 @@ class Scheduler:
         self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
-        self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size, block_size)
+        self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size, block_size, layout)
         self.max_model_len = self._facts.max_total
         self._bounds = bounds
         self._planner = Planner(self._roster, bounds, propose)
@@ -85,10 +86,12 @@ class Scheduler:
             return
         count, first = request.limits.n, self._next_seq_id
         self._next_seq_id += count
-        most = max_total(request, self._facts, own)
+        most = room(self._facts, own)
         family = [Sequence(first + i, request, i, most) for i in range(count)]
         for sequence in family[:]:
             sequence.family = family
+            if request.resumed and sequence.may_shift:
+                replay(sequence)
             self._enter(sequence, now)
         if request.limits.has_grammar:
             self._compiling.begin(family)

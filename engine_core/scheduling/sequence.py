@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,19 +79,28 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     progress: Progress | None = None
 
 
+class Room(NamedTuple):
+    """What a sequence may have at most."""
+
+    context: int
+    """Tokens at a time, prompt and output."""
+    new_tokens: int
+
+
 class Sequence:
     """A request's choice number `index`, from the queue to the freed block."""
 
     __slots__ = (
         "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
-        "first_token_at", "is_embed", "is_paused", "last_plan", "last_token_at", "max_total",
-        "min_total", "num_cached",
-        "num_computed", "num_entered", "num_expected", "num_guesses", "num_planned",
-        "num_preemptions", "num_prompt", "num_told", "order", "request", "scheduled_at", "seq_id",
-        "session", "slot", "status", "stop_ids", "tenant", "tokens",
+        "first_output", "first_token_at", "is_embed", "is_inexact", "is_paused", "last_plan",
+        "last_token_at", "max_context", "max_new", "max_total", "may_shift", "min_total",
+        "num_cached", "num_computed", "num_dropped", "num_entered", "num_expected", "num_guesses",
+        "num_planned", "num_preemptions", "num_prompt", "num_prompt_left", "num_told", "order",
+        "request", "scheduled_at", "seq_id", "session", "slot", "status", "stop_ids", "tenant",
+        "tokens",
     )  # fmt: skip
 
-    def __init__(self, seq_id: int, request: Request, index: int, max_total: int) -> None:
+    def __init__(self, seq_id: int, request: Request, index: int, room: Room) -> None:
         self.seq_id = seq_id
         self.request = request
         self.session = request.session
@@ -99,10 +109,11 @@ class Sequence:
         self.status = Status.WAITING
         self.tokens = request.prompt + (request.resumed[index] if request.resumed else array("I"))
         self.num_prompt = len(request.prompt)
-        self.min_total = self.num_prompt + request.limits.min_tokens
         self.is_embed = request.limits.kind == "embed"  # nothing is drawn
-        most_new = 0 if self.is_embed else request.limits.max_tokens
-        self.max_total = min(self.num_prompt + most_new, max_total)
+        self.max_context = room.context
+        self.max_new = 0 if self.is_embed else min(request.limits.max_tokens, room.new_tokens)
+        self.is_inexact = False  # it runs in cells whose keys were turned
+        self.set_dropped(0, 0)
         self.stop_ids = request.stop_ids
         self.tenant = request.limits.tenant
         self.order = (request.limits.priority, seq_id)
@@ -127,20 +138,38 @@ class Sequence:
         self.first_token_at: float | None = None
         self.last_token_at = 0.0
 
+    def set_dropped(self, num_dropped: int, num_kept: int) -> None:
+        """Reckon with `num_dropped` tokens gone from behind the first `num_kept`."""
+        limits = self.request.limits
+        self.num_dropped = num_dropped
+        self.first_output = self.num_prompt - num_dropped  # where output 0 stands, or stood
+        self.num_prompt_left = max(self.first_output, num_kept)
+        self.min_total = self.first_output + limits.min_tokens
+        last = self.first_output + self.max_new
+        self.max_total = min(last, self.max_context)
+        self.may_shift = limits.n_keep is not None and last > self.max_context
+
+    @property
+    def is_full(self) -> bool:
+        """True when its context must be shifted before it can go on."""
+        return self.may_shift and len(self.tokens) >= self.max_total
+
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - self.num_prompt
+        """All there ever was, also what a context shift has dropped."""
+        return len(self.tokens) - self.first_output
 
     @property
     def has_prompt(self) -> bool:
         """True when it runs and the keys and values of all of its prompt are there to be shared."""
-        return self.status is Status.RUNNING and self.num_computed >= self.num_prompt
+        is_whole = not self.num_dropped and self.num_computed >= self.num_prompt
+        return self.status is Status.RUNNING and is_whole
 
     @property
     def owes_prompt_logprobs(self) -> bool:
         """True while logprobs of its prompt are asked for and not all told: the first choice's."""
         asked = self.request.limits.prompt_logprobs is not None and self.choice == 0
-        return asked and self.num_told < self.num_prompt - 1
+        return asked and not self.num_dropped and self.num_told < self.num_prompt - 1
 
     @property
     def may_skip(self) -> bool:
@@ -168,7 +197,9 @@ class Sequence:
         length = len(self.tokens)
         if length > self.min_total and self.tokens[-1] in self.stop_ids:
             return FinishReason.STOPPED
-        return FinishReason.LENGTH if length >= self.max_total else FinishReason.UNFINISHED
+        if length < self.max_total or self.may_shift:
+            return FinishReason.UNFINISHED
+        return FinishReason.LENGTH
 
     def phases(self, now: float) -> tuple[float, float, float]:
         """Return seconds in queue, prefill and decode."""

@@ -37,8 +37,8 @@ class Speculation:
         """
         for sequence in self._roster.running:
             left = sequence.num_expected - sequence.num_planned
-            if sequence.num_expected > len(sequence.tokens) or not left:
-                continue  # its last token is on the way, or its embedding
+            if sequence.num_expected > len(sequence.tokens) or not left or sequence.is_full:
+                continue  # its last token or its embedding is on the way, or its context is full
             if left > 1 or sequence.is_embed:
                 draft.prefills.append(sequence)
             elif draft.budget:

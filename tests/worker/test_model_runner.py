@@ -65,6 +65,19 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(
     assert first + rest == undisturbed
 
 
+def test_dropped_output_counts_for_the_noise(runner: ModelRunner) -> None:
+    """A context shift has taken 10 tokens of output; the next one is still number 15."""
+    params = sampling(temperature=5.0, seed=77)
+    tokens, blocks = PROMPT, range(3)
+    drawn = [
+        runner.execute(
+            plan(i, start(1, tokens, blocks, num_prompt_tokens=left, sampling=params, **dropped))
+        ).token_ids
+        for i, (left, dropped) in enumerate([(20, {}), (30, {"num_dropped_outputs": 10}), (30, {})])
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_a_row_that_is_not_at_its_end_does_not_appear(runner: ModelRunner) -> None:
     result = runner.execute(plan(3, start(1, PROMPT, range(3), 16)))
     assert (result.step_id, result.seq_ids, result.token_ids) == (3, (), ())

@@ -24,6 +24,7 @@ from protos.worker import (
     SequenceFault,
     SequenceStart,
     SequenceStep,
+    Shift,
     StepResult,
 )
 
@@ -45,15 +46,27 @@ def embedding(tokens: Iterable[int]) -> bytes:
 
 
 def undisturbed(
-    prompt: Sequence[int], choice: int, max_total: int, stop_ids: Iterable[int], min_tokens: int
+    prompt: Sequence[int],
+    choice: int,
+    max_total: int,
+    stop_ids: Iterable[int],
+    min_tokens: int,
+    shift: tuple[int, int] | None = None,
 ) -> list[int]:
-    """Return the whole output of a request that nothing happens to."""
-    tokens, stops = list(prompt), set(stop_ids)
-    while len(tokens) < max_total:
-        tokens.append(draw(tokens, choice))
-        if tokens[-1] in stops and len(tokens) - len(prompt) > min_tokens:
+    """Return the whole output of a request that nothing happens to.
+
+    With a `shift`, n_keep and the length of the context, a full context loses its middle.
+    """
+    tokens, output, stops = list(prompt), list[int](), set(stop_ids)
+    while len(prompt) + len(output) < max_total:
+        output.append(draw(tokens, choice))
+        tokens.append(output[-1])
+        if output[-1] in stops and len(output) > min_tokens:
             break
-    return tokens[len(prompt) :]
+        if shift is not None and len(tokens) == shift[1]:
+            keep = min(shift[0], len(prompt), shift[1] - 4)
+            del tokens[keep : keep + (len(tokens) - keep) // 2]
+    return output
 
 
 @dataclass
@@ -65,6 +78,8 @@ class Row:
     pooling: str
     tells_prompt: bool
     num_prompt: int
+    next_index: int
+    """Output index of the next token it draws."""
 
 
 class CheckingWorker:
@@ -77,23 +92,25 @@ class CheckingWorker:
         self.rows: dict[int, Row] = {}
         self.cells: dict[tuple[int, int], int] = {}
         self.in_flight: dict[int, dict[int, tuple[int, ...]]] = {}  # step_id → seq_id → its blocks
+        self.next_index: dict[int, int] = {}  # seq_id → output index of the next token
         self.num_computed = 0
         self.next_step_id = 1
 
     def execute(self, plan: ExecutePlan, faulty: frozenset[int] = frozenset()) -> StepResult:
         assert plan.step_id == self.next_step_id, "step ids have no gaps"
         self.next_step_id += 1
-        for seq_id in plan.finished:
-            del self.rows[seq_id]
+        left = {seq_id: self.rows.pop(seq_id) for seq_id in plan.finished}
         named = [self._start(start) for start in plan.starts]
         named += [self._step(step) for step in plan.steps]
         self._check(plan, [seq_id for seq_id, _ in named])
         for copy in plan.copies:
             self._copy(copy)
+        for shift in plan.shifts:
+            self._turn(shift, left[shift.seq_id])
         bulks = [bulk for seq_id, count in named for bulk in self._bulks(seq_id, count)]
         guesses = {step.seq_id: step.draft_token_ids for step in plan.steps}
         pairs = [
-            (seq_id, self._compute(self.rows[seq_id], count, guesses.get(seq_id, ())))
+            (seq_id, self._compute(seq_id, self.rows[seq_id], count, guesses.get(seq_id, ())))
             for seq_id, count in named
         ]
         drawn = [(s, tokens) for s, tokens in pairs if tokens and s not in faulty]
@@ -117,12 +134,14 @@ class CheckingWorker:
     def _start(self, start: SequenceStart) -> tuple[int, int]:
         assert start.seq_id not in self.rows, "started twice"
         tokens = list(array("I", start.token_ids))
-        assert 0 < start.num_prompt_tokens <= len(tokens)
+        assert 0 <= start.num_prompt_tokens <= len(tokens)
+        index = len(tokens) - start.num_prompt_tokens + start.num_dropped_outputs
+        assert self.next_index.setdefault(start.seq_id, index) == index, "a noise is skipped"
         if start.pooling == "mean" or start.prompt_logprobs is not None:
             assert start.num_computed == 0, "positions are skipped that must be seen"
         self.rows[start.seq_id] = Row(
             tokens, start.choice, start.num_computed, list(start.block_ids), start.pooling,
-            start.prompt_logprobs is not None, start.num_prompt_tokens,
+            start.prompt_logprobs is not None, start.num_prompt_tokens, index,
         )  # fmt: skip
         return start.seq_id, start.num_tokens
 
@@ -153,6 +172,18 @@ class CheckingWorker:
             if (copy.source, offset) in self.cells:
                 self.cells[copy.target, offset] = self.cells[copy.source, offset]
 
+    def _turn(self, shift: Shift, old: Row) -> None:
+        """Cells that hold what stood further behind now hold what their row says there."""
+        row, cells = self.rows[shift.seq_id], array("I", shift.cells)
+        first = row.block_ids.index(cells[0] // self.block_size) * self.block_size
+        for position, cell in enumerate(cells, first):
+            place = divmod(cell, self.block_size)
+            assert place == self._cell(row, position), "the turned cells are not in order"
+            assert self.cells[place] == content(old.tokens, position - shift.delta), "not that cell"
+            self.cells[place] = content(row.tokens, position)
+        held = [b for other in self.rows.values() if other is not row for b in other.block_ids]
+        assert not set(held) & {cell // self.block_size for cell in cells}, "others read it"
+
     def _bulks(self, seq_id: int, count: int) -> Iterator[Bulk]:
         """Yield what the next `count` positions of a row bring besides tokens."""
         row = self.rows[seq_id]
@@ -164,7 +195,7 @@ class CheckingWorker:
         if row.pooling and end == len(row.tokens):
             yield Bulk(seq_id, embedding=embedding(row.tokens))
 
-    def _compute(self, row: Row, count: int, guesses: tuple[int, ...]) -> list[int]:
+    def _compute(self, seq_id: int, row: Row, count: int, guesses: tuple[int, ...]) -> list[int]:
         """Return the tokens drawn: that after each guess, up to the first guess that is wrong."""
         end, tokens = row.num_computed + count, [*row.tokens, *guesses]
         assert end <= len(tokens), "a token is computed before it is known"
@@ -182,6 +213,8 @@ class CheckingWorker:
         while len(drawn) <= len(guesses) and drawn[-1] == guesses[len(drawn) - 1]:
             drawn.append(draw([*row.tokens, *drawn], row.choice))
         row.tokens += drawn
+        row.next_index += len(drawn)
+        self.next_index[seq_id] = row.next_index
         row.num_computed = len(row.tokens) - 1
         return drawn
 

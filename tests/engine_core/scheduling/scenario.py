@@ -83,6 +83,8 @@ class Scenario:
             tenant=words.get("tenant", ""),
             cache_salt=words.get("salt", "").encode(),
             deadline_s=float(words["deadline"]) if "deadline" in words else None,
+            n_keep=int(words["keep"]) if "keep" in words else None,
+            rotate_kv="rotate" in words,
             has_grammar="grammar" in words,
             kind=words.get("kind", "generate"),
             pooling=words.get("pooling", "last"),
@@ -186,6 +188,9 @@ def told(plan: ExecutePlan) -> list[str]:
             + (f", pooling {start.pooling}" if start.pooling else "")
         )
     lines += [f"  copy block {copy.source} to {copy.target}" for copy in plan.copies]
+    for shift in plan.shifts:
+        cells = [*array("I", shift.cells)]
+        lines.append(f"  turn seq {shift.seq_id} by {shift.delta}: cells {cells}")
     for row in plan.steps:
         new = f", new blocks {[*row.new_block_ids]}" if row.new_block_ids else ""
         guesses = f", guesses {[*row.draft_token_ids]}" if row.draft_token_ids else ""

@@ -6,7 +6,7 @@ from array import array
 
 from engine_core.scheduling.request import Request
 from engine_core.scheduling.residents import Residents, common_prefix
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Room, Sequence
 from engine_core.scheduling.slot_pool import SlotPool
 from protos.worker import Limits
 
@@ -25,7 +25,7 @@ class Cells:
         limits = Limits(20, tenant=tenant, cache_salt=salt)
         prompt = array("I", map(ord, tokens))
         request = Request(1, 1, "r", prompt, (), limits, frozenset(), b"", 0, 0.0, None)
-        return Sequence(self.last, request, 0, 100)
+        return Sequence(self.last, request, 0, Room(100, 100))
 
     def start(self, sequence: Sequence) -> None:
         known = self.memory.find(sequence)

@@ -87,10 +87,10 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         prompt=PROMPTS,
-        max_tokens=st.integers(1, 40),
+        max_tokens=st.integers(1, 40) | st.just(95),
         stop_ids=st.sets(BYTE, max_size=2),
         n=st.sampled_from([1, 1, 2, 3]),
-        resumed=st.integers(0, 5),
+        resumed=st.integers(0, 5) | st.sampled_from([30, 70]),
         extra=st.tuples(
             st.integers(0, 2),
             st.integers(0, 1),
@@ -100,6 +100,8 @@ class Lives(RuleBasedStateMachine):
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
         slot_tenant=st.sampled_from([0, 0, 1, 2]),
         grammar=st.sampled_from([b""] * 6 + [b"good", b"good", b"bad"]),
+        n_keep=st.sampled_from([None, None, 0, 3, 20, 99]),
+        is_turned=st.booleans(),
     )
     def add(
         self,
@@ -112,6 +114,8 @@ class Lives(RuleBasedStateMachine):
         deadline_s: int | None,
         slot_tenant: int,
         grammar: bytes,
+        n_keep: int | None,
+        is_turned: bool,
     ) -> None:
         priority, session, attempt, special = extra
         if special in ("last", "mean"):
@@ -119,17 +123,17 @@ class Lives(RuleBasedStateMachine):
             return
         min_tokens = min(priority, max_tokens)
         tenant = "abc"[slot_tenant]
+        n_keep = None if grammar else n_keep
         limits = Limits(
             max_tokens, min_tokens, tuple(stop_ids), n, None, priority, tenant,
-            deadline_s=deadline_s, has_grammar=grammar != b"",
+            deadline_s=deadline_s, has_grammar=grammar != b"", n_keep=n_keep,
+            rotate_kv=self.layout == "slot" and n_keep is not None and is_turned,
             prompt_logprobs=0 if special == "prompt_logprobs" else None,
         )  # fmt: skip
-        outputs = [
-            undisturbed(
-                prompt, i, min(len(prompt) + max_tokens, MAX_MODEL_LEN), stop_ids, min_tokens
-            )
-            for i in range(n)
-        ]
+        shift = None if n_keep is None else (n_keep, MAX_MODEL_LEN)
+        total = len(prompt) + max_tokens
+        total = min(total, MAX_MODEL_LEN) if shift is None else total
+        outputs = [undisturbed(prompt, i, total, stop_ids, min_tokens, shift) for i in range(n)]
         columns = tuple(array("I", output[:resumed]).tobytes() for output in outputs)
         slot, self.next_slot = self.next_slot, self.next_slot + n
         for i, output in enumerate(outputs):

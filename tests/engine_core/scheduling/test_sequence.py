@@ -7,14 +7,14 @@ from array import array
 import pytest
 
 from engine_core.scheduling.request import FinishReason, Request
-from engine_core.scheduling.sequence import FINISHED, TRANSITIONS, Sequence, Status
+from engine_core.scheduling.sequence import FINISHED, TRANSITIONS, Room, Sequence, Status
 from protos.worker import Limits
 
 
 def sequence() -> Sequence:
     limits = Limits(4, min_tokens=1)
     request = Request(1, 2, "r", array("I", [1, 2]), (), limits, frozenset([9]), b"", 0, 5.0, None)
-    return Sequence(1, request, 0, 100)
+    return Sequence(1, request, 0, Room(100, 100))
 
 
 def test_every_state_is_in_the_table_and_can_end() -> None:
