@@ -138,29 +138,34 @@ void score_rows(const float* q, const uint32_t* panel, int64_t blocks, float* sc
   for (int m = 0; m < ROWS; m++) store(scores + m * SPLIT, sums[m]);
 }
 
+// Sixteen values of a cell from `k` on, of which `n` are the head's.
+template <class C>
+Lanes value_lanes(const uint8_t* cell, int64_t k, int64_t n) {
+  auto p = (const typename C::Item*)cell + k;
+  return n >= 16 ? C::value(p) : C::value_part(p, n);
+}
+
 // out[m] += weights[m] · values, over one run of 32 keys, of which keys `from` .. `to` count.
 template <class C, int ROWS>
 void weigh_rows(const uint8_t* const* values, int64_t from, int64_t to, const float* weights,
                 int64_t head_dim, float* out) {
-  using Item = typename C::Item;
   for (int64_t k = 0; k < head_dim; k += 16) {
     Lanes even[ROWS], odd[ROWS];
     for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
     int64_t n = head_dim - k;
+    auto take = [&](int64_t j, Lanes v, Lanes* chain) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; m++) chain[m] = fma(splat(weights[m * SPLIT + j]), v, chain[m]);
+    };
+    if (from == 0 && to == PAIR_RUN && n >= 16) {
 #pragma GCC unroll 2
-    for (int64_t j = from & ~1; j < to; j += 2) {
-      if (j >= from) {
-        const Item* p = (const Item*)values[j] + k;
-        Lanes v = n >= 16 ? C::value(p) : C::value_part(p, n);
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; m++) even[m] = fma(splat(weights[m * SPLIT + j]), v, even[m]);
+      for (int64_t j = 0; j < PAIR_RUN; j += 2) {
+        take(j, C::value((const typename C::Item*)values[j] + k), even);
+        take(j + 1, C::value((const typename C::Item*)values[j + 1] + k), odd);
       }
-      if (j + 1 < to) {
-        const Item* p = (const Item*)values[j + 1] + k;
-        Lanes v = n >= 16 ? C::value(p) : C::value_part(p, n);
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; m++) odd[m] = fma(splat(weights[m * SPLIT + j + 1]), v, odd[m]);
-      }
+    } else {
+      for (int64_t j = from; j < to; j++)
+        take(j, value_lanes<C>(values[j], k, n), j % 2 ? odd : even);
     }
     for (int m = 0; m < ROWS; m++) {
       float* sum = out + m * MAX_HEAD_DIM + k;
