@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 
 from protos import worker as wire
@@ -149,6 +150,17 @@ def load_model(
         max_ubatch_tokens,
         Grammars(folder / "tokenizer.json", config.vocab_size),
     )
+
+
+def describe_folder(folder: Path) -> str:
+    """Check the whole folder without loading it and say what it holds; raise ModelFolderError."""
+    config = read_config(folder)
+    wiring = _wiring(folder, config)
+    _open(folder, config)
+    size = sum(prod(shape) for shape in shapes(config, wiring).values()) / 1e6
+    sliding = sum(window > 0 for window in config.windows)
+    windows = f", {sliding} of {config.num_layers} layers slide" if sliding else ""
+    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}"
 
 
 def fingerprint_folder(folder: Path) -> str:

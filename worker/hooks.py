@@ -51,8 +51,8 @@ class Watched:
 
     def _show(self, name: str, layer: int, tensor: Array) -> None:
         for hook in self.hooks:
-            if fnmatchcase(name, hook.pattern):
-                hook.callback(name, self.backend.to_host(tensor), layer)
+            if fnmatchcase(name, hook.pattern) and (shown := self.backend.to_host(tensor)).size:
+                hook.callback(name, shown, layer)
 
 
 class Hook:
@@ -72,6 +72,8 @@ class Hook:
 
 def register_hook(model: Hookable, pattern: str, callback: Callback) -> Hook:
     """Call `callback` for every intermediate whose name matches, shell style (`*`, `rope_?`).
+
+    One of no rows, such as the logits of a chunk within a prompt, is not shown.
 
     It runs in the thread that computes, between two operators; what it raises ends the step.
     """

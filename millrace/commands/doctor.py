@@ -18,6 +18,8 @@ from millrace.errors import CommandError
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
+from worker.build import describe_folder
+from worker.errors import ModelFolderError
 from worker.kernels.library import Level as Instructions
 from worker.kernels.library import load_library
 
@@ -139,11 +141,13 @@ def model(folder: Path) -> Finding:
         check_model_folder(folder)
     except CommandError as error:
         return Finding("fail", "model", str(error))
-    if not any(folder.glob("*.safetensors")):
-        return Finding("fail", "model", f"{folder} has no *.safetensors")
+    try:
+        what = describe_folder(folder)
+    except ModelFolderError as error:
+        return Finding("fail", "model", str(error))
     if not (folder / "tokenizer.json").exists():
-        return Finding("warn", "model", f"{folder} has no tokenizer.json: token ids only")
-    return Finding("ok", "model", str(folder))
+        return Finding("warn", "model", f"{folder} ({what}) has no tokenizer.json: token ids only")
+    return Finding("ok", "model", f"{folder} ({what})")
 
 
 def port(args: argparse.Namespace) -> Finding:

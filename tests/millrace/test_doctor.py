@@ -12,6 +12,7 @@ import pytest
 from millrace.cli import main
 from millrace.commands import doctor
 from millrace.processes import free_port
+from tests.support.model_folders import write_folder
 
 
 def arguments(folder: Path, port: int) -> argparse.Namespace:
@@ -21,15 +22,22 @@ def arguments(folder: Path, port: int) -> argparse.Namespace:
 def test_model_folders(tmp_path: Path) -> None:
     assert doctor.model(tmp_path / "none")[0] == "fail"
     assert "no config.json" in doctor.model(tmp_path)[2]
-    (tmp_path / "config.json").touch()
-    assert "no *.safetensors" in doctor.model(tmp_path)[2]
-    (tmp_path / "model.safetensors").touch()
-    assert doctor.model(tmp_path)[::2] == (
-        "warn",
-        f"{tmp_path} has no tokenizer.json: token ids only",
-    )
-    (tmp_path / "tokenizer.json").touch()
-    assert doctor.model(tmp_path)[0] == "ok"
+    folder = write_folder(
+        tmp_path / "m", architectures=["Qwen3ForCausalLM"], torch_dtype="bfloat16",
+        layer_types=["full_attention", "sliding_attention"], sliding_window=8,
+    )  # fmt: skip
+    what = "(Qwen3ForCausalLM, 0.0 M parameters, bfloat16, 1 of 2 layers slide)"
+    assert doctor.model(folder)[::2] == (
+        "warn", f"{folder} {what} has no tokenizer.json: token ids only"
+    )  # fmt: skip
+    (folder / "tokenizer.json").touch()
+    assert doctor.model(folder)[::2] == ("ok", f"{folder} {what}")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel"))
+    assert doctor.model(folder)[0] == "fail"
+    assert "allowed: LlamaForCausalLM, MistralForCausalLM" in doctor.model(folder)[2]
+    (folder / "model.safetensors").unlink()
+    assert doctor.model(folder)[0] == "fail"
 
 
 def test_ports(tmp_path: Path) -> None:
