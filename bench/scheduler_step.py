@@ -1,7 +1,8 @@
 """What the scheduler costs by itself: `python -m bench.scheduler_step [--streams 256]`.
 
 One scheduler, every row decoding, results made up on the spot: no link, no worker, no publishing.
-Prints the milliseconds of schedule and apply, and the longest pause of the garbage collector.
+Prints the milliseconds of schedule and apply. Then requests that come and go, and the pauses of the
+garbage collector meanwhile, as the scheduler process has it set.
 """
 
 from __future__ import annotations
@@ -68,13 +69,10 @@ def answer(plan: ExecutePlan, known: dict[int, int]) -> StepResult:
     return StepResult(plan.step_id, tuple(ids), (1,) * len(ids), (77,) * len(ids))
 
 
-def measure(
-    streams: int, steps: int, pauses: Pauses, *, has_cache: bool
-) -> tuple[list[float], list[float]]:
+def measure(streams: int, steps: int, *, has_cache: bool) -> tuple[list[float], list[float]]:
     """Return the seconds of every schedule and every apply once all rows decode."""
     scheduler, known = filled(streams, steps, has_cache=has_cache), dict[int, int]()
     freeze_heap()
-    gc.callbacks.append(pauses)
     schedule_s: list[float] = []
     apply_s: list[float] = []
     while len(apply_s) < steps:
@@ -89,28 +87,60 @@ def measure(
         if len(events) == streams and not plan.starts:
             schedule_s.append(planned - now)
             apply_s.append(end - begin)
-    gc.callbacks.remove(pauses)
     return schedule_s, apply_s
 
 
+def come_and_go(streams: int, num_requests: int, pauses: Pauses) -> int:
+    """Let `num_requests` short requests pass, `streams` at a time; return the number of steps."""
+    scheduler = Scheduler(
+        num_blocks=streams * 16,
+        block_size=16,
+        vocab_size=1 << 17,
+        max_model_len=1 << 15,
+        bounds=Bounds(streams, 2048, streams),
+        prefix_key=b"bench",
+    )
+    freeze_heap()
+    gc.callbacks.append(pauses)
+    known, num_sent, num_steps, live = dict[int, int](), 0, 0, 0
+    while live or num_sent < num_requests:
+        for slot in range(num_sent, min(num_sent + streams - live, num_requests)):
+            prompt = array("I", ((slot * 31 + i) % 99_991 for i in range(PROMPT_TOKENS // 4)))
+            limits = Limits(8 + slot % 40, tenant=str(slot % 3))
+            scheduler.add(Add(1, slot, f"r{slot}", prompt.tobytes(), limits, b""), 0.0)
+            num_sent, live = num_sent + 1, live + 1
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        for event in scheduler.apply(answer(plan, known), 0.0):
+            live -= event.finish is not None
+        num_steps += 1
+    gc.callbacks.remove(pauses)
+    return num_steps
+
+
 def main() -> None:
-    """Print one table."""
+    """Print one table and one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=10_000)
     args = parser.parse_args()
     print(f"{args.streams} streams that decode, {args.steps} steps, milliseconds\n")
-    print("| prefix cache | schedule p50 | apply p50 | sum p50 | sum p99 | longest gc pause |")
-    print("|---|---|---|---|---|---|")
+    print("| prefix cache | schedule p50 | apply p50 | sum p50 | sum p99 |")
+    print("|---|---|---|---|---|")
     for has_cache in (False, True):
-        pauses = Pauses()
-        schedule_s, apply_s = measure(args.streams, args.steps, pauses, has_cache=has_cache)
+        schedule_s, apply_s = measure(args.streams, args.steps, has_cache=has_cache)
         sums = [a + b for a, b in zip(schedule_s, apply_s, strict=True)]
         figures = [percentile(schedule_s, 0.5), percentile(apply_s, 0.5)]
         figures += [percentile(sums, 0.5), percentile(sums, 0.99)]
-        figures.append(max(pauses.seconds, default=0.0))
         cells = " | ".join(f"{seconds * 1e3:.3f}" for seconds in figures)
         print(f"| {'on' if has_cache else 'off'} | {cells} |")
+    pauses = Pauses()
+    num_steps = come_and_go(args.streams, args.requests, pauses)
+    print(
+        f"\n{args.requests} requests in {num_steps} steps: {len(pauses.seconds)} collections, the "
+        f"longest {max(pauses.seconds, default=0.0) * 1e3:.1f} ms"
+    )
 
 
 if __name__ == "__main__":
