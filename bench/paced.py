@@ -28,6 +28,7 @@ class PacedRunner:
     """Executes plans in `step_s` seconds each; has what the server asks of a ModelRunner."""
 
     num_blocks = 1 << 16
+    block_size = 16
     memory: ClassVar[dict[str, int]] = {}
 
     def __init__(self, token_ids: Sequence[int], step_s: float) -> None:
@@ -84,7 +85,9 @@ class PacedModel:
         self._runner = PacedRunner(tokenizer.encode(SAMPLE * 4).ids, step_s)
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
-        return wire.ModelFacts(self._vocab_size, 1 << 15, "paced", "paced", 16, 1 << 16)
+        return wire.ModelFacts(
+            self._vocab_size, 1 << 15, "paced", "paced", PacedRunner.block_size, 1 << 16
+        )
 
     def prepare_grammar(self, sampling: bytes) -> str:
         return ""

@@ -72,8 +72,11 @@ class Stack:
         return printed
 
 
-def start_tiers(folder: Path, step_ms: float, streams: int) -> Stack:
-    """Start the four tiers, the worker paced, and wait until they serve."""
+def start_tiers(folder: Path, step_ms: float, streams: int, **gateway: object) -> Stack:
+    """Start the four tiers, the worker paced, and wait until they serve.
+
+    `gateway` are settings of that tier, by their names in the environment.
+    """
     http, text, engine, registry = (free_port() for _ in range(4))
     stack = Stack(f"http://127.0.0.1:{http}")
     quiet = {"LOG_LEVEL": "error", "METRICS_PORT": "0"}
@@ -88,7 +91,7 @@ def start_tiers(folder: Path, step_ms: float, streams: int) -> Stack:
     stack.start("worker", *paced)
     env = named("TOKENIZER", PORT=text, ENGINES=f"127.0.0.1:{engine}", MODEL=folder)
     stack.start("tokenizer", "tokenizer_service", **env)
-    env = named("GATEWAY", PORT=http, TOKENIZERS=f"127.0.0.1:{text}")
+    env = named("GATEWAY", PORT=http, TOKENIZERS=f"127.0.0.1:{text}", **gateway)
     stack.start("gateway", "api_gateway", **env, MILLRACE_GATEWAY_MAX_CONCURRENT_REQUESTS="4096")
     wait_ready(f"{stack.url}/ready")
     return stack
