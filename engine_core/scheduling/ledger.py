@@ -63,6 +63,8 @@ def discrepancies(
 def _misplaced(row: Sequence, places: Mapping[Status, Mapping[int, Sequence]]) -> Iterator[str]:
     if row.seq_id not in places.get(row.status, {}):
         yield f"{row}: is {row.status.name} but not among them"
+    if row.is_paused and row.status in (Status.WAITING, Status.RUNNING):
+        yield f"{row}: is to be held back and is {row.status.name}"
     if row.block_ids and row.status is not Status.RUNNING:
         yield f"{row}: is {row.status.name} and holds {len(row.block_ids)} blocks"
 
@@ -70,5 +72,7 @@ def _misplaced(row: Sequence, places: Mapping[Status, Mapping[int, Sequence]]) -
 def _out_of_bounds(row: Sequence) -> Iterator[str]:
     if not row.num_computed <= row.num_planned <= row.capacity:
         yield f"{row}: computed {row.num_computed}, planned {row.num_planned} of {row.capacity}"
+    if row.num_guesses > row.num_planned - row.num_computed:
+        yield f"{row}: {row.num_guesses} guesses of {row.num_planned} planned"
     if len(row.tokens) > row.max_total:
         yield f"{row}: {len(row.tokens)} tokens, {row.max_total} allowed"
