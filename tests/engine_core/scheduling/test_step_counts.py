@@ -1,4 +1,4 @@
-"""What a batch is for: many requests take hardly more steps than one. Steps are counted, not timed."""
+"""What a batch is for: many requests take hardly more steps than one. Steps are counted."""
 
 from __future__ import annotations
 
