@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import lru_cache
 
 from common.errors import InvalidRequest
 from protos.common_pb2 import Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
+from tokenizer_service.breakers import Breakers
 from tokenizer_service.columns import unpack
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.reasoning import CLOSE, INSIDE, Place
 from tokenizer_service.tokenizer import Tokenizer
 
-MAX_BREAKER_TAIL = 20
-"""Tokens of a breaker after its first: llama.cpp's bound."""
-CACHED_BREAKERS = 256
+MAX_BREAKER_BYTES = 256 * 1024
+"""Of all breakers of a request; llama.cpp's four take 18 kB in Qwen2's vocabulary."""
 
 
 class Resolution:
@@ -29,7 +29,7 @@ class Resolution:
         self._tokenizer = tokenizer
         self._executor = executor
         self._door = door
-        self._breaker = lru_cache(CACHED_BREAKERS)(self._find_breaker)
+        self._breakers: Breakers | None = None
 
     async def sampling(self, request: TextRequest, place: Place | None) -> SamplingParams:
         """Return the request's SamplingParams with all ids.
@@ -59,14 +59,23 @@ class Resolution:
         for word in text.bad_words:
             found.bad_words.extend(bad_word_ids(tokenizer, word))
         if text.dry_breakers:
-            breakers = {ids for breaker in text.dry_breakers for ids in self._breaker(breaker)}
-            found.dry.breakers[:] = sorted(breakers)
+            found.dry.breakers[:] = self._breaker_columns(tokenizer, text.dry_breakers)
         if text.grammar.kind != Grammar.NONE and (place is Place.START or place in INSIDE):
             found.grammar.start_after = tokenizer.encode(CLOSE, add_special_tokens=False)
 
-    def _find_breaker(self, breaker: str) -> tuple[bytes, ...]:
-        assert self._tokenizer is not None
-        return breaker_ids(self._tokenizer, breaker)
+    def _breaker_columns(self, tokenizer: Tokenizer, breakers: Sequence[str]) -> list[bytes]:
+        if self._breakers is None:
+            self._breakers = Breakers(tokenizer)
+        found: set[bytes] = set()
+        for breaker in breakers:
+            found |= self._breakers.columns(breaker)
+            if sum(map(len, found)) > MAX_BREAKER_BYTES:
+                raise InvalidRequest(
+                    f"dry_sequence_breakers stand in too many ways in tokens, with {breaker!r:.70} "
+                    f"in more than {MAX_BREAKER_BYTES // 4} ids; give fewer or shorter ones",
+                    param="dry_sequence_breakers",
+                )
+        return sorted(found)
 
 
 def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[bytes]:
@@ -81,22 +90,3 @@ def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[bytes]:
     spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
     is_new = len(spaced) == len(first) and unpack(spaced)[0] != unpack(first)[0]
     return [first, spaced] if is_new else [first]
-
-
-def breaker_ids(tokenizer: Tokenizer, breaker: str) -> tuple[bytes, ...]:
-    """Return the columns of every way a breaker may stand in tokens.
-
-    A token that contains it, or one whose end begins it with the rest encoded after it: as in
-    llama.cpp's `get_overlapping_token_sequences`.
-    """
-    wanted, found = breaker.encode(), set[bytes]()
-    for token_id, piece in enumerate(tokenizer.pieces()):
-        if wanted in piece:
-            found.add(token_id.to_bytes(4, "little"))
-            continue
-        for at in range(1, len(breaker)):
-            head, tail = breaker[:at], breaker[at:]
-            if piece.endswith(head.encode()):
-                rest = tokenizer.encode(tail, add_special_tokens=False)
-                found.add(token_id.to_bytes(4, "little") + rest[: 4 * MAX_BREAKER_TAIL])
-    return tuple(sorted(found))

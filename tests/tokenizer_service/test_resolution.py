@@ -11,11 +11,12 @@ import pytest
 from common.errors import InvalidRequest
 from protos.common_pb2 import Dry, Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextOptions, TextRequest
-from tests.support.fake_engine import ids_of
+from tests.support.fake_engine import column, ids_of
 from tests.tokenizer_service.conftest import reference_tokenizer
+from tokenizer_service.breakers import Breakers
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.reasoning import Place
-from tokenizer_service.resolution import Resolution, bad_word_ids, breaker_ids
+from tokenizer_service.resolution import Resolution, bad_word_ids
 from tokenizer_service.tokenizer import Tokenizer
 
 
@@ -50,12 +51,36 @@ def test_bad_words_of_a_real_vocabulary(reference_data: Path) -> None:
 
 
 async def test_breakers_in_every_way_they_may_stand_in_tokens(tiny_tokenizer: Tokenizer) -> None:
-    found = texts(tiny_tokenizer, list(breaker_ids(tiny_tokenizer, "\n")))
+    breakers = Breakers(tiny_tokenizer)
+    found = texts(tiny_tokenizer, list(breakers.columns("\n")))
     assert sorted(found) == [[b"\n"], [b"\n\n"]]
-    found = texts(tiny_tokenizer, list(breaker_ids(tiny_tokenizer, "bc:")))
+    found = texts(tiny_tokenizer, list(breakers.columns("bc:")))
     assert sorted(found) == [[b"ab", b"c", b":"], [b"abc", b":"], [b"b", b"c", b":"]]
     sent = await resolved(tiny_tokenizer, dry_breakers=["\n", "bc:", "\n"])
     assert len(sent.dry.breakers) == 5
+
+
+@pytest.mark.parametrize("breaker", ["\n", "bc:", "ab", "Hello", "<|im_end|>", "é好", "aaaa"])
+def test_the_index_finds_what_a_search_finds(tiny_tokenizer: Tokenizer, breaker: str) -> None:
+    wanted, found = breaker.encode(), set[bytes]()
+    for token_id, piece in enumerate(tiny_tokenizer.pieces()):
+        if wanted in piece:
+            found.add(column([token_id]))
+            continue
+        for at in range(1, len(breaker)):
+            if piece.endswith(breaker[:at].encode()):
+                tail = tiny_tokenizer.encode(breaker[at:], add_special_tokens=False)
+                found.add(column([token_id]) + tail)
+    assert Breakers(tiny_tokenizer).columns(breaker) == found
+
+
+async def test_too_many_breakers_are_refused_by_name(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenizer_service.resolution.MAX_BREAKER_BYTES", 8)
+    with pytest.raises(InvalidRequest, match="'bc:'") as caught:
+        await resolved(tiny_tokenizer, dry_breakers=["\n", "bc:"])
+    assert caught.value.param == "dry_sequence_breakers"
 
 
 async def test_dry_keeps_its_numbers(tiny_tokenizer: Tokenizer) -> None:
