@@ -6,6 +6,8 @@ Used by the server and, in process, by the offline face. Takes plain values.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import prod
@@ -14,10 +16,12 @@ from pathlib import Path
 from protos import worker as wire
 from worker.arena import Arena, num_bytes
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
+from worker.backends.cpu import CpuBackend
 from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
+from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import free_bytes
 from worker.model_runner import ModelRunner
@@ -25,6 +29,7 @@ from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
+from worker.packed_cache import PackedCache, cache_path
 from worker.weights import FolderWeights
 
 log = logging.getLogger(__name__)
@@ -139,7 +144,8 @@ def load_model(
     wanted = config.dtype if dtype == "auto" else dtype
     backend = choose_backend(kernel_level, wanted, quantization, num_threads)
     weights = _open(folder, config, as_stored=backend.takes_stored)
-    model = Decoder(config, wiring, weights, backend)
+    with _kept_packed(folder, weights, backend):
+        model = Decoder(config, wiring, weights, backend)
     return LoadedModel(
         config,
         model,
@@ -161,6 +167,25 @@ def describe_folder(folder: Path) -> str:
     sliding = sum(window > 0 for window in config.windows)
     windows = f", {sliding} of {config.num_layers} layers slide" if sliding else ""
     return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}"
+
+
+@contextmanager
+def _kept_packed(folder: Path, weights: FolderWeights, backend: CpuChoice) -> Iterator[None]:
+    """While a model is loaded, take its packed weights out of a file, and keep them in one."""
+    try:
+        place = default_cache_dir()
+    except OSError:
+        place = None
+    if not isinstance(backend, CpuBackend) or place is None:
+        yield
+        return
+    path = cache_path(place, weights.fingerprint(), backend.weights.name, folder)
+    backend.cache = PackedCache(path)
+    try:
+        yield
+        backend.cache.close()
+    finally:
+        backend.cache = None
 
 
 def fingerprint_folder(folder: Path) -> str:

@@ -41,6 +41,7 @@ from worker.kernels.records import (
 )
 from worker.kernels.rope import Rotary, pack_rotary
 from worker.kv_cache import LayerPages
+from worker.packed_cache import PackedCache
 
 MAX_HEAD_DIM = 256
 """As in `operands.h`."""
@@ -98,6 +99,8 @@ class CpuBackend:
         self.pool = library.open(self.num_threads)
         self._sink: Sink | None = None
         self.weight_bytes = 0
+        self.cache: PackedCache | None = None
+        """Where packed linears come from and go to, while a model is loaded."""
         self._turns: dict[int, Buffer] = {}
         """Of the forward that is being recorded, by the id of its rotary."""
         weakref.finalize(self, library.close, self.pool)
@@ -165,7 +168,11 @@ class CpuBackend:
 
     def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedWeight:
         shape = shape_of(weights, self.weights)
-        packed = pack_weight(self.library, self.pool, weights, biases, shape)
+
+        def pack() -> PackedWeight:
+            return pack_weight(self.library, self.pool, weights, biases, shape)
+
+        packed = pack() if self.cache is None else self.cache.take(shape, biases, pack)
         self.weight_bytes += packed.num_bytes
         return packed
 
@@ -173,7 +180,6 @@ class CpuBackend:
         if table.packed is None:
             assert table.rows is not None
             table.packed = self.pack_linear([table.rows])
-            self.weight_bytes -= table.rows.nbytes
             self.weight_bytes -= table.rows.nbytes
             table.rows = None
         return table.packed

@@ -173,11 +173,13 @@ inline TILE_TARGET void tile_product_bytes() {
 
 #endif
 
+#if defined(MILLRACE_EMULATE_TILES) || defined(__x86_64__)
 // While it lives, this thread's tiles are full ones.
 class FullTiles {
  public:
   FullTiles() { tiles_configure(FULL_TILES); }
   ~FullTiles() { tiles_release(); }
 };
+#endif
 
 }  // namespace millrace
