@@ -66,8 +66,9 @@ def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Pro
     """
     length, drawn = len(request.prompt), _num_drawn(request)
     asked = request.limits.max_tokens
-    is_open = not drawn or asked >= facts.max_total - length
-    is_bounded = not is_open and request.limits.n_keep is None  # with n_keep it goes on
+    left, goes_on = facts.max_total - length, request.limits.n_keep is not None
+    is_open = not drawn or asked == left or (asked > left and not goes_on)
+    is_bounded = not is_open and not goes_on
     for key, limit, unit in (
         ("context", own.context, "a context of"),
         ("blocks", own.blocks * facts.block_size, f"{own.blocks} KV blocks, that is"),
