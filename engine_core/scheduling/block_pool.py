@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
 
 from engine_core.scheduling.kv_layout import Grant, OutOfBlocks, Unsupported
 from protos.worker import BlockCopy
@@ -187,26 +188,34 @@ class BlockPool:
 
     def kept(self) -> set[int]:
         """Return the blocks whose content is kept."""
-        return {block_id for block_id, is_kept in enumerate(self._is_kept) if is_kept}
+        return set(compress(range(self.num_blocks), self._is_kept))
 
     def check(self) -> list[str]:
-        owned = Counter(block_id for table in self._tables.values() for block_id in table)
-        problems = [
-            f"block {block_id} has {count} references, {owned[block_id]} owners"
-            for block_id, count in enumerate(self._references)
-            if count != owned[block_id]
-        ]
+        """A step waits meanwhile: all blocks are compared at once, and looked at when unequal."""
+        references, problems = self._references, list[str]()
+        owned = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block_id in table:
+                owned[block_id] += 1
+        if owned != references:
+            problems += [
+                f"block {block_id} has {count} references, {owned[block_id]} owners"
+                for block_id, count in enumerate(references)
+                if count != owned[block_id]
+            ]
         problems += [
             f"sequence {seq_id} has {len(table)} blocks for {self._lengths[seq_id]} tokens"
             for seq_id, table in self._tables.items()
             if len(table) != self.blocks_for(self._lengths[seq_id])
         ]
-        free = Counter(self._free)
-        problems += [f"block {b} is free {n} times" for b, n in free.items() if n > 1]
-        problems += [f"block {b} is free and referenced" for b in free if self._references[b]]
-        problems += [f"block {b} is idle and referenced" for b in self._idle if self._references[b]]
-        problems += [f"block {b} is idle, not kept" for b in self._idle if not self._is_kept[b]]
-        referenced = sum(count > 0 for count in self._references)
+        free, idle = set(self._free), self._idle
+        if len(free) != len(self._free):
+            twice = Counter(self._free).most_common(1)
+            problems += [f"block {b} is free {n} times" for b, n in twice]
+        problems += [f"block {b} is free and referenced" for b in free if references[b]]
+        problems += [f"block {b} is idle and referenced" for b in idle if references[b]]
+        problems += [f"block {b} is idle, not kept" for b in idle if not self._is_kept[b]]
+        referenced = self.num_blocks - references.count(0)
         if len(free) + len(self._idle) + referenced != self.num_blocks:
             problems.append(
                 f"{len(free)} free + {referenced} referenced + {len(self._idle)} cached "

@@ -121,11 +121,13 @@ class PrefixCache:
 
     def check(self) -> list[str]:
         """Keys and blocks must mirror each other and the pool's marks."""
-        problems = [
-            f"block {b} is cached under a key of block {self._blocks.get(k)}"
-            for b, k in self._keys.items()
-            if self._blocks.get(k) != b
-        ]
+        problems = []
+        if dict(zip(self._keys.values(), self._keys.keys(), strict=True)) != self._blocks:
+            problems += [
+                f"block {b} is cached under a key of block {self._blocks.get(k)}"
+                for b, k in self._keys.items()
+                if self._blocks.get(k) != b
+            ]
         if len(self._keys) != len(self._blocks):
             problems.append(f"{len(self._blocks)} keys for {len(self._keys)} cached blocks")
         if strays := self._pool.kept().symmetric_difference(self._keys):
