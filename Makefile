@@ -10,7 +10,7 @@ PYTHON ?= python3
 N ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down logs test test-model test-clients fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
+.PHONY: help setup up down logs test test-model test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own fol
 
 test-clients: $(VENV)/.stamp-run ## run stock clients (openai, litellm, langchain, instructor, ai SDK) against a live stack: MODEL=dir
 	PY=$(abspath $(PY)) tests/clients/run.sh $(MODEL)
+
+test-lives: $(VENV)/.stamp ## random lives by the thousand, on every KV layout (about ten minutes)
+	$(PY) -m pytest --slow tests/engine_core/scheduling -k thousands $(ARGS)
 
 fuzz: $(VENV)/.stamp ## throw N=20000 malformed and hostile requests at a live stack, then made-up ones of every operation
 	$(PY) -m tests.fuzz --requests $(N)

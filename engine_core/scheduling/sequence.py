@@ -44,21 +44,29 @@ FINISHED = {
     FinishReason.IGNORED: Status.FINISHED_IGNORED,
     FinishReason.ERROR: Status.FINISHED_ERROR,
 }
-_ENDS = frozenset(FINISHED.values())
+_CUT_OFF = frozenset({Status.FINISHED_ABORTED, Status.FINISHED_DEADLINE, Status.FINISHED_STOPPED})
+"""What ends a sequence anywhere: a cancel, its deadline, the text tier's stop string."""
 TRANSITIONS: dict[Status, frozenset[Status]] = {
-    Status.WAITING: _ENDS
+    Status.WAITING: _CUT_OFF
     | {
         Status.WAITING_FOR_GRAMMAR,
         Status.WAITING_FOR_REMOTE_KVS,
         Status.RUNNING,
         Status.PAUSED,
+        Status.FINISHED_LENGTH,  # a replay of which all had been delivered
     },
-    Status.WAITING_FOR_GRAMMAR: _ENDS | {Status.WAITING, Status.PAUSED},
-    Status.WAITING_FOR_REMOTE_KVS: _ENDS | {Status.WAITING, Status.PAUSED},
-    Status.RUNNING: _ENDS | {Status.PREEMPTED},
-    Status.PREEMPTED: _ENDS | {Status.WAITING, Status.PAUSED},
-    Status.PAUSED: _ENDS | {Status.WAITING},
-    **dict.fromkeys(_ENDS, frozenset()),
+    Status.WAITING_FOR_GRAMMAR: _CUT_OFF | {Status.WAITING, Status.PAUSED, Status.FINISHED_IGNORED},
+    Status.WAITING_FOR_REMOTE_KVS: _CUT_OFF | {Status.WAITING, Status.PAUSED},
+    Status.RUNNING: _CUT_OFF | {Status.PREEMPTED, Status.FINISHED_LENGTH, Status.FINISHED_ERROR},
+    Status.PREEMPTED: _CUT_OFF
+    | {
+        Status.WAITING,
+        Status.PAUSED,
+        Status.FINISHED_LENGTH,  # by the last plan in flight, as when it ran
+        Status.FINISHED_ERROR,
+    },
+    Status.PAUSED: _CUT_OFF | {Status.WAITING},
+    **dict.fromkeys(FINISHED.values(), frozenset()),
 }
 
 

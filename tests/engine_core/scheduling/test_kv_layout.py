@@ -11,7 +11,13 @@ import itertools
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine_core.scheduling.kv_layout import Grant, OutOfBlocks, Unsupported
 from engine_core.scheduling.layouts import new_layout
@@ -153,12 +159,24 @@ class AnyOperationsOnRanges(AnyOperations):
     layout_name, block_size = "static", 4
 
 
-TestBlock = AnyOperations.TestCase
-TestSlot = AnyOperationsOnSlots.TestCase
-TestStatic = AnyOperationsOnRanges.TestCase
-TestBlock.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
-TestSlot.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestStatic.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+NUM_LIVES = {AnyOperations: 50, AnyOperationsOnSlots: 80, AnyOperationsOnRanges: 20}
+
+
+def live(lives: type[AnyOperations], max_examples: int) -> None:
+    few = settings(max_examples=max_examples, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(lives, settings=few)
+
+
+@pytest.mark.parametrize("lives", NUM_LIVES, ids=lambda lives: lives.layout_name)
+def test_any_operations(lives: type[AnyOperations]) -> None:
+    live(lives, NUM_LIVES[lives])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lives", NUM_LIVES, ids=lambda lives: lives.layout_name)
+def test_thousands_of_operations(lives: type[AnyOperations]) -> None:
+    live(lives, 2000)
 
 
 def test_a_layout_has_a_name_and_pages_of_its_size() -> None:

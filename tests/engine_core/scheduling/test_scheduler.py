@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
@@ -32,11 +38,14 @@ BLOCK_SIZES = {"block": 4, "slot": 1, "static": 4}
 
 
 def new_scheduler(
-    max_waiting: int = 6, layout: str = "block", propose: Proposer | None = None
+    max_waiting: int = 6,
+    layout: str = "block",
+    propose: Proposer | None = None,
+    num_tokens: int = NUM_TOKENS,
 ) -> Scheduler:
     block_size = BLOCK_SIZES[layout]
     return Scheduler(
-        num_blocks=NUM_TOKENS // block_size, block_size=block_size, vocab_size=100,
+        num_blocks=num_tokens // block_size, block_size=block_size, vocab_size=100,
         max_model_len=MAX_MODEL_LEN, bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
         layout=layout, propose=propose,
     )  # fmt: skip
@@ -71,11 +80,12 @@ class Life:
 
 class Lives(RuleBasedStateMachine):
     layout = "block"
+    num_tokens = NUM_TOKENS
     propose: Proposer | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler(layout=self.layout, propose=self.propose)
+        self.scheduler = new_scheduler(6, self.layout, self.propose, self.num_tokens)
         self.worker = CheckingWorker(BLOCK_SIZES[self.layout], SEATS, BUDGET)
         self.results: deque[StepResult] = deque()
         self.lives: dict[tuple[int, int], Life] = {}
@@ -283,16 +293,15 @@ class SlotLives(Lives):
     layout = "slot"
 
 
+class RoomySlotLives(Lives):
+    """So much room that choices share cells which are then to be turned."""
+
+    layout = "slot"
+    num_tokens = 4 * NUM_TOKENS
+
+
 class StaticLives(Lives):
     layout = "static"
-
-
-TestLives = Lives.TestCase
-TestSlotLives = SlotLives.TestCase
-TestStaticLives = StaticLives.TestCase
-TestLives.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
-TestSlotLives.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-TestStaticLives.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
 class GuessedLives(Lives):
@@ -301,8 +310,24 @@ class GuessedLives(Lives):
     propose = staticmethod(some_right)
 
 
-TestGuessedLives = GuessedLives.TestCase
-TestGuessedLives.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+NUM_LIVES = {Lives: 100, SlotLives: 50, RoomySlotLives: 20, StaticLives: 20, GuessedLives: 50}
+
+
+def live(lives: type[Lives], max_examples: int) -> None:
+    few = settings(max_examples=max_examples, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(lives, settings=few)
+
+
+@pytest.mark.parametrize("lives", NUM_LIVES, ids=lambda lives: lives.__name__)
+def test_lives(lives: type[Lives]) -> None:
+    live(lives, NUM_LIVES[lives])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lives", NUM_LIVES, ids=lambda lives: lives.__name__)
+def test_thousands_of_lives(lives: type[Lives]) -> None:
+    live(lives, 2000)
 
 
 def add(slot: int, **limits: int) -> Add:
