@@ -18,6 +18,7 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
 
+BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 PROMPT_TOKENS = 200
 WARM_UP_STEPS = 200
 """More than it takes until all prompts are in."""
@@ -37,17 +38,24 @@ class Pauses:
             self.seconds.append(time.perf_counter() - self._began)
 
 
-def filled(streams: int, steps: int, *, has_cache: bool) -> Scheduler:
-    """Return a scheduler with `streams` requests of two tenants that outlive `steps` steps."""
-    per_row = (PROMPT_TOKENS + steps + WARM_UP_STEPS) // 16 + 2
-    scheduler = Scheduler(
-        num_blocks=streams * per_row,
-        block_size=16,
+def new_scheduler(streams: int, num_tokens: int, layout: str, *, has_cache: bool) -> Scheduler:
+    """Return a scheduler with room for `streams` sequences of `num_tokens` tokens."""
+    block_size = BLOCK_SIZES[layout]
+    return Scheduler(
+        num_blocks=streams * (num_tokens // block_size + 2),
+        block_size=block_size,
         vocab_size=1 << 17,
         max_model_len=1 << 15,
         bounds=Bounds(streams, 2048, streams),
         prefix_key=b"bench" if has_cache else None,
+        layout=layout,
     )
+
+
+def filled(streams: int, steps: int, layout: str, *, has_cache: bool) -> Scheduler:
+    """Return a scheduler with `streams` requests of two tenants that outlive `steps` steps."""
+    num_tokens = PROMPT_TOKENS + steps + WARM_UP_STEPS
+    scheduler = new_scheduler(streams, num_tokens + 16, layout, has_cache=has_cache)
     for slot in range(streams):
         prompt = array("I", range(slot, slot + PROMPT_TOKENS)).tobytes()
         limits = Limits(steps + WARM_UP_STEPS, tenant=str(slot % 2), stop_token_ids=(1, 2))
@@ -69,9 +77,11 @@ def answer(plan: ExecutePlan, known: dict[int, int]) -> StepResult:
     return StepResult(plan.step_id, tuple(ids), (1,) * len(ids), (77,) * len(ids))
 
 
-def measure(streams: int, steps: int, *, has_cache: bool) -> tuple[list[float], list[float]]:
+def measure(
+    streams: int, steps: int, layout: str, *, has_cache: bool
+) -> tuple[list[float], list[float]]:
     """Return the seconds of every schedule and every apply once all rows decode."""
-    scheduler, known = filled(streams, steps, has_cache=has_cache), dict[int, int]()
+    scheduler, known = filled(streams, steps, layout, has_cache=has_cache), dict[int, int]()
     freeze_heap()
     schedule_s: list[float] = []
     apply_s: list[float] = []
@@ -90,16 +100,9 @@ def measure(streams: int, steps: int, *, has_cache: bool) -> tuple[list[float], 
     return schedule_s, apply_s
 
 
-def come_and_go(streams: int, num_requests: int, pauses: Pauses) -> int:
+def come_and_go(streams: int, num_requests: int, layout: str, pauses: Pauses) -> int:
     """Let `num_requests` short requests pass, `streams` at a time; return the number of steps."""
-    scheduler = Scheduler(
-        num_blocks=streams * 16,
-        block_size=16,
-        vocab_size=1 << 17,
-        max_model_len=1 << 15,
-        bounds=Bounds(streams, 2048, streams),
-        prefix_key=b"bench",
-    )
+    scheduler = new_scheduler(streams, 224, layout, has_cache=True)
     freeze_heap()
     gc.callbacks.append(pauses)
     known, num_sent, num_steps, live = dict[int, int](), 0, 0, 0
@@ -122,21 +125,22 @@ def main() -> None:
     """Print one table and one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--layout", choices=BLOCK_SIZES, default="block")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=10_000)
     args = parser.parse_args()
-    print(f"{args.streams} streams that decode, {args.steps} steps, milliseconds\n")
+    print(f"{args.layout}: {args.streams} streams that decode, {args.steps} steps, milliseconds\n")
     print("| prefix cache | schedule p50 | apply p50 | sum p50 | sum p99 |")
     print("|---|---|---|---|---|")
     for has_cache in (False, True):
-        schedule_s, apply_s = measure(args.streams, args.steps, has_cache=has_cache)
+        schedule_s, apply_s = measure(args.streams, args.steps, args.layout, has_cache=has_cache)
         sums = [a + b for a, b in zip(schedule_s, apply_s, strict=True)]
         figures = [percentile(schedule_s, 0.5), percentile(apply_s, 0.5)]
         figures += [percentile(sums, 0.5), percentile(sums, 0.99)]
         cells = " | ".join(f"{seconds * 1e3:.3f}" for seconds in figures)
         print(f"| {'on' if has_cache else 'off'} | {cells} |")
     pauses = Pauses()
-    num_steps = come_and_go(args.streams, args.requests, pauses)
+    num_steps = come_and_go(args.streams, args.requests, args.layout, pauses)
     print(
         f"\n{args.requests} requests in {num_steps} steps: {len(pauses.seconds)} collections, the "
         f"longest {max(pauses.seconds, default=0.0) * 1e3:.1f} ms"

@@ -305,6 +305,30 @@ def test_static_reserves_prompt_and_answer_at_the_start_and_nothing_later() -> N
     assert desk.finish().num_output_tokens == 30
 
 
+@pytest.mark.parametrize("layout", ["block", "slot", "static"])
+def test_a_full_context_is_the_end_or_loses_its_middle(layout: str) -> None:
+    """The context has 64 tokens. With n_keep the first stay, half of the others go, and what is
+    left is computed anew; all output counts."""
+    desk = Desk(layout)
+    desk.ask("a" * 60, max_tokens=20)
+    assert desk.finish().num_output_tokens == 4
+    desk.ask("b" * 60, max_tokens=20, n_keep=16)
+    starts = [start for _ in range(5) for start in desk.step().starts]
+    assert [len(start.token_ids) // 4 for start in starts] == [60, 64 - (64 - 16) // 2]
+    assert desk.finish().num_output_tokens == 20
+
+
+def test_slot_can_turn_keys_instead_of_computing_anew() -> None:
+    desk = Desk("slot")
+    desk.ask("b" * 60, max_tokens=20, n_keep=16, rotate_kv=True)
+    plan = next(plan for _ in range(9) if (plan := desk.step()).shifts)
+    (shift,), (start,) = plan.shifts, plan.starts
+    assert shift.delta == -(64 - 16) // 2
+    assert start.num_tokens == 1, "only the newest token is computed"
+    desk.finish()
+    assert desk.scheduler.pool.num_idle == 0, "turned keys are inexact: nobody may find them"
+
+
 def test_cells_of_the_finished_make_way_when_they_are_needed() -> None:
     desk = Desk("slot")
     for text in "abc":

@@ -58,9 +58,11 @@ class PrefixCache:
 
         Tokens that `sequence` does not have (overshot behind its end) are no part of it.
         """
-        size = self._pool.block_size
-        count = min(num_computed, len(sequence.tokens)) // size
-        if sequence.enter_at == NEVER or count <= sequence.num_entered:
+        if num_computed < sequence.enter_at:
+            return
+        size, length = self._pool.block_size, len(sequence.tokens)
+        count = (num_computed if num_computed < length else length) // size
+        if count <= sequence.num_entered:
             return
         self._extend(sequence, count)
         blocks, keys = self._blocks, sequence.block_keys

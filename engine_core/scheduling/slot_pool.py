@@ -6,7 +6,6 @@ stays resident, and for whom, is the business of `residents.py`.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
@@ -38,7 +37,7 @@ class SlotPool:
         self.num_blocks = num_blocks
         self.num_idle = 0
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._positions = array("i", [HOLE]) * num_blocks
+        self._positions = [HOLE] * num_blocks
         self._owners: list[Owners] = [_NOBODY] * num_blocks
         self._tables: dict[int, list[int]] = {}
 
@@ -86,7 +85,9 @@ class SlotPool:
         free = self._free
         if count > len(free):
             raise OutOfBlocks(f"{count} blocks asked, {len(free)} free of {self.num_blocks}")
-        return tuple([free.pop() for _ in range(count)])
+        taken = tuple(free[: -count - 1 : -1])
+        del free[len(free) - count :]
+        return taken
 
     def _settle(self, seq_id: int, cells: Iterable[int], first: int) -> None:
         """Give free `cells` to `seq_id`, for the positions from `first` on."""
