@@ -21,7 +21,7 @@ import numpy as np
 from protos import common_pb2
 from protos import worker as wire
 from worker.kernels.checks import Floats
-from worker.kernels.contenders import Contenders
+from worker.kernels.draw_passes import DrawPasses
 from worker.kernels.library import load_library
 from worker.rows import Row
 from worker.sampler import Sampler
@@ -94,8 +94,8 @@ def main() -> None:
     args = parser.parse_args()
     logits = logits_of(args.rows, args.vocabulary)
     library = load_library()
-    contenders = Contenders(library, library.highest_level) if library else None
-    sampler = Sampler(args.vocabulary, contenders)
+    passes = DrawPasses(library, library.highest_level) if library else None
+    sampler = Sampler(args.vocabulary, passes)
     cases: list[tuple[str, int | None, dict[str, Any]]] = [
         *((name, None, fields) for name, fields in CHAINS.items()),
         ("default + 5 logprobs", 5, CHAINS["default chain"]),

@@ -20,7 +20,7 @@ from worker.batch import Batch, Inputs, Work
 from worker.drawing import Drawing
 from worker.errors import RowError
 from worker.grammar import Grammars
-from worker.kernels.contenders import Contenders
+from worker.kernels.draw_passes import DrawPasses
 from worker.kv_cache import KvCache
 from worker.models.decoder import Outputs
 from worker.rows import Room, Row, Rows
@@ -44,7 +44,7 @@ class Device(Protocol):
         """Return the pass over a batch; what that returns is valid until the next one."""
         ...
 
-    def contenders(self) -> Contenders | None:
+    def draw_passes(self) -> DrawPasses | None:
         """Return what finds the few tokens that may win a draw, if the device has it."""
         ...
 
@@ -78,7 +78,7 @@ class ModelRunner:
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
-        self._sampler = Sampler(vocab_size, device.contenders())
+        self._sampler = Sampler(vocab_size, device.draw_passes())
 
     @property
     def num_blocks(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from protos import worker as wire
 from worker.errors import RowError
 from worker.kernels.checks import Floats
-from worker.kernels.contenders import Contenders
+from worker.kernels.draw_passes import DrawPasses
 from worker.logprobs import with_alternatives
 from worker.noise import Ids, gumbel, stream
 from worker.rows import Row
@@ -40,9 +40,9 @@ class Drawn(NamedTuple):
 class Sampler:
     """Draws tokens; keeps only the ids of the vocabulary between calls."""
 
-    def __init__(self, vocab_size: int, contenders: Contenders | None = None) -> None:
+    def __init__(self, vocab_size: int, passes: DrawPasses | None = None) -> None:
         self._ids = np.arange(vocab_size)
-        self._contenders = contenders
+        self._passes = passes
 
     def sample(self, logits: Floats, rows: Sequence[Row]) -> list[Drawn]:
         """Draw one token per row; logits: float32 [len(rows), V], not changed."""
@@ -81,9 +81,9 @@ class Sampler:
     ) -> Candidates | None:
         """Return those of all tokens that may win, where any token may be drawn."""
         temperature = draw.free_temperature
-        if self._contenders is None or temperature is None:
+        if self._passes is None or temperature is None:
             return None
-        ids = self._contenders.places(logits, likeliest, temperature, key)
+        ids = self._passes.contenders(logits, likeliest, temperature, key)
         if ids is None:
             return None
         return Candidates(ids, logits[ids].astype(np.float64) / temperature)
@@ -114,7 +114,7 @@ class Sampler:
                 raise RowError("every token is forbidden by the grammar")
             ids, logits = allowed, logits[allowed]
             highest = float(logits.max())
-        left, links = _listed(ids, logits, highest, draw, history)
+        left, links = self._listed(ids, logits, highest, draw, history)
         if trace is not None and allowed is not None:
             trace.note("grammar", left)
         for name, stage in links:
@@ -125,16 +125,15 @@ class Sampler:
                 trace.note(name, left)
         return left
 
-
-def _listed(
-    ids: Ids, logits: Floats, highest: float, draw: Draw, history: History
-) -> tuple[Candidates, Links]:
-    """Return what the chain begins with, and its stages: few candidates when that can be."""
-    if draw.shortlist is not None:
-        few = draw.shortlist.candidates(ids, logits, highest, history)
-        if few is not None:
-            return few, draw.shortlist.links
-    return Candidates(ids, logits.astype(np.float64)), draw.stages
+    def _listed(
+        self, ids: Ids, logits: Floats, highest: float, draw: Draw, history: History
+    ) -> tuple[Candidates, Links]:
+        """Return what the chain begins with, and its stages: few candidates when that can be."""
+        if draw.shortlist is not None:
+            few = draw.shortlist.candidates(ids, logits, highest, history, self._passes)
+            if few is not None:
+                return few, draw.shortlist.links
+        return Candidates(ids, logits.astype(np.float64)), draw.stages
 
 
 def _logprobs(logits: Floats, row: Row, token_id: int) -> wire.Logprobs | None:

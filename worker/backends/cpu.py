@@ -18,8 +18,8 @@ from worker.backends.program import Live, Program, Sink
 from worker.batch import Batch
 from worker.errors import KernelError
 from worker.kernels.checks import I32, Floats, Ints, require
-from worker.kernels.contenders import Contenders
 from worker.kernels.crew import available_cores
+from worker.kernels.draw_passes import DrawPasses
 from worker.kernels.library import Level, Library
 from worker.kernels.packed import (
     Format,
@@ -110,9 +110,9 @@ class CpuBackend:
         """Levels agree bit for bit, so that none is named."""
         return f"cpu {self.weights.name.lower()} kernels=1"
 
-    def contenders(self) -> Contenders:
+    def draw_passes(self) -> DrawPasses:
         """Return what finds the few tokens that may win a draw."""
-        return Contenders(self.library, self.level)
+        return DrawPasses(self.library, self.level)
 
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.

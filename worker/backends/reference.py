@@ -94,7 +94,7 @@ class ReferenceBackend:
         """Return `batch` with room for what the layers of the step will share."""
         return ReferenceStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
 
-    def contenders(self) -> None:
+    def draw_passes(self) -> None:
         """Draws look at every token."""
         return None
 

@@ -43,6 +43,7 @@ class Library:
         self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
         self.pack = self._function("millrace_pack", None, pointer, pointer)
         self.contenders = self._function("millrace_contenders", i64, i32, pointer)
+        self.nucleus = self._function("millrace_nucleus", i64, i32, pointer)
         self.read = self._function("millrace_read", ctypes.c_float, pointer, i32, pointer, i64)
         self.multiply = self._function("millrace_multiply", i64, pointer, i32, pointer, i64)
         self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())

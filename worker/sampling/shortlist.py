@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from worker.kernels.checks import Floats
+from worker.kernels.draw_passes import DrawPasses
 from worker.noise import Ids
 from worker.sampling.candidates import Candidates, History, Stage, distinct
 from worker.sampling.constraints import BadWords, LogitBias
@@ -28,6 +29,8 @@ from worker.sampling.truncation import HEAD, MinP, TopK, TopP, low_bound
 SLACK = 1e-5
 """Relative error that is granted to float32: of a logit, and of a sum of weights."""
 MANY = 4096
+REACH = 9.0
+"""Powers of e below the likeliest token, within which top_p is looked for first."""
 
 Links = tuple[tuple[str, Stage], ...]
 Touching = LogitBias | BadWords | Penalties | Dry
@@ -37,7 +40,9 @@ NOTHING = Candidates(np.zeros(0, np.int64), np.zeros(0))
 class Truncation(Protocol):
     """The first truncation of a chain."""
 
-    def places(self, logits: Floats, highest: float, touched: Candidates) -> Ids | None:
+    def places(
+        self, logits: Floats, highest: float, touched: Candidates, passes: DrawPasses | None
+    ) -> Ids | None:
         """Return places, rising, of all that may survive; None when float32 cannot tell.
 
         logits: float32 [N], -inf where a token is touched. `touched` has places for ids, and the
@@ -56,7 +61,12 @@ class Shortlist:
     """What is left of the chain for the tokens that are listed."""
 
     def candidates(
-        self, ids: Ids, logits: Floats, highest: float, history: History
+        self,
+        ids: Ids,
+        logits: Floats,
+        highest: float,
+        history: History,
+        passes: DrawPasses | None = None,
     ) -> Candidates | None:
         """Return the tokens to list, touched; None when the whole chain must see them all.
 
@@ -67,7 +77,9 @@ class Shortlist:
             logits = logits.copy()
             logits[touched.ids] = -np.inf
             highest = max(float(logits.max()), float(touched.logits.max()))
-        places = self.truncation.places(logits, highest, touched) if highest > -np.inf else None
+        if highest == -np.inf:
+            return None
+        places = self.truncation.places(logits, highest, touched, passes)
         if places is None:
             return None
         listed = Candidates(places, logits[places].astype(np.float64))
@@ -116,7 +128,9 @@ class Extremes:
     k: int
     """Survivors are among so many highest and their equals; 0 = no such bound."""
 
-    def places(self, logits: Floats, highest: float, touched: Candidates) -> Ids:
+    def places(
+        self, logits: Floats, highest: float, touched: Candidates, passes: DrawPasses | None
+    ) -> Ids:
         bound = highest - self.span
         bound -= SLACK * (abs(highest) + self.span + 1) if self.span < math.inf else 0
         near = _reaching(logits, bound) if self.span < math.inf else None
@@ -155,10 +169,10 @@ class Nucleus:
     temperature: float
     p: float
 
-    def places(self, logits: Floats, highest: float, touched: Candidates) -> Ids | None:
-        bound = low_bound(logits, HEAD)
-        head = _reaching(logits, bound)
-        head = head[logits[head] > -np.inf]
+    def places(
+        self, logits: Floats, highest: float, touched: Candidates, passes: DrawPasses | None
+    ) -> Ids | None:
+        mass, head, bound = self._survey(logits, highest, passes)
         places = np.concatenate([head, touched.ids])
         raw = np.concatenate([logits[head].astype(np.float64), touched.logits])
         if len(touched.ids):  # ties go to the lowest place
@@ -167,7 +181,7 @@ class Nucleus:
         exact = raw / self.temperature
         weights = np.exp(exact - exact.max())
         apart = np.exp((touched.logits - highest) / self.temperature)
-        wanted = self.p * (self._mass(logits, highest) + float(apart.sum()))
+        wanted = self.p * (mass + float(apart.sum()))
         order = np.argsort(-weights, kind="stable")
         reached = np.cumsum(weights[order])
         least, most = np.searchsorted(reached, [wanted * (1 - SLACK), wanted * (1 + SLACK)])
@@ -175,10 +189,22 @@ class Nucleus:
             return None
         return np.sort(places[order[: int(least) + 1]])
 
-    def _mass(self, logits: Floats, highest: float) -> float:
-        """Return the sum of exp((logit − highest) / temperature), nearly."""
+    def _survey(
+        self, logits: Floats, highest: float, passes: DrawPasses | None
+    ) -> tuple[float, Ids, float]:
+        """Return nearly the sum of exp((logit − highest) / temperature), the places of the
+        likeliest, rising, and a bound that all of these, and no others, reach."""
         near = np.float32(highest)
-        powers = logits - near
-        powers *= np.float32(1 / self.temperature)
-        mass = float(np.exp(powers, out=powers).sum())
-        return mass * math.exp((float(near) - highest) / self.temperature)
+        rounding = math.exp((float(near) - highest) / self.temperature)
+        if passes is not None:
+            bound = float(near - np.float32(REACH * self.temperature))
+            mass, head = passes.nucleus(logits, float(near), self.temperature, bound)
+            if head is not None:
+                return mass * rounding, head, bound
+        else:
+            powers = logits - near
+            powers *= np.float32(1 / self.temperature)
+            mass = float(np.exp(powers, out=powers).sum())
+        bound = low_bound(logits, HEAD)
+        head = _reaching(logits, bound)
+        return mass * rounding, head[logits[head] > -np.inf], bound

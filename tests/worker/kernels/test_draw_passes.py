@@ -1,4 +1,4 @@
-"""Contenders: whoever wins among all tokens is among them, at every level, and they are few."""
+"""Passes over a vocabulary: what they find holds what is drawn, at every level, and is little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.operators import levels, library
 from tests.worker.sampling.rows import row
 from worker.errors import KernelError
 from worker.kernels.checks import Floats
-from worker.kernels.contenders import ROOM, Contenders
+from worker.kernels.draw_passes import ROOM, DrawPasses
 from worker.kernels.library import Level
 from worker.noise import gumbel, stream
 from worker.sampler import Sampler
@@ -27,12 +27,12 @@ def bell(size: int, spread: float, seed: int) -> Floats:
 @pytest.mark.parametrize("size", [1, 255, 257, 9_001])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 300.0])
 def test_the_winner_is_among_them(level: Level, size: int, spread: float) -> None:
-    contenders = Contenders(library(), level)
+    passes = DrawPasses(library(), level)
     for seed, temperature in enumerate((1.0, 0.3, 2.0, 1e-6, 0.05)):
         logits = bell(size, spread, seed)
         logits[size // 2] = 1.5
         key = stream(seed, 1, size)
-        places = contenders.places(logits, int(logits.argmax()), temperature, key)
+        places = passes.contenders(logits, int(logits.argmax()), temperature, key)
         if places is None:
             assert size > ROOM and spread * temperature < 1
             continue
@@ -44,7 +44,7 @@ def test_the_winner_is_among_them(level: Level, size: int, spread: float) -> Non
 def test_levels_find_the_same_ones() -> None:
     logits = bell(5000, 2.0, 5)
     found = [
-        Contenders(library(), level).places(logits, int(logits.argmax()), 1.0, 99)
+        DrawPasses(library(), level).contenders(logits, int(logits.argmax()), 1.0, 99)
         for level in levels()
     ]
     for one in found:
@@ -56,13 +56,13 @@ def test_more_than_there_is_room_for_is_told() -> None:
     logits = np.full(30_000, -50, np.float32)
     logits[20_000:] = 0  # none of those the bar is made of
     logits[29_999] = -1
-    found = Contenders(library(), levels()[-1]).places(logits, 0, 1.0, 3)
+    found = DrawPasses(library(), levels()[-1]).contenders(logits, 0, 1.0, 3)
     assert found is None
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 1.0}, {"temperature": 0.6}, {}])
 def test_a_draw_is_the_same_with_and_without(fields: dict[str, Any]) -> None:
-    quick = Sampler(20_000, Contenders(library(), levels()[-1]))
+    quick = Sampler(20_000, DrawPasses(library(), levels()[-1]))
     slow = Sampler(20_000)
     params = {"temperature": None, **fields}
     rows = [row(vocab_size=20_000, seed=seed, logprobs=1, **params) for seed in range(30)]
@@ -73,6 +73,43 @@ def test_a_draw_is_the_same_with_and_without(fields: dict[str, Any]) -> None:
 
 
 def test_wrong_logits_are_refused() -> None:
-    contenders = Contenders(library(), levels()[0])
+    passes = DrawPasses(library(), levels()[0])
     with pytest.raises(KernelError, match="contenders: logits has dtype float64"):
-        contenders.places(np.zeros(4), 0, 1.0, 1)  # type: ignore[arg-type]
+        passes.contenders(np.zeros(4), 0, 1.0, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2, 2.0])
+@pytest.mark.parametrize("size", [1, 17, 9_001])
+def test_the_mass_is_right_and_the_same_at_every_level(size: int, temperature: float) -> None:
+    logits = bell(size, 3.0, size)
+    logits[size // 2] = 4.0
+    highest = float(logits.max()) + 0.25
+    exact = np.exp((logits.astype(np.float64) - highest) / temperature).sum()
+    seen = [
+        DrawPasses(library(), level).nucleus(logits, highest, temperature, 1.0)
+        for level in levels()
+    ]
+    for mass, places in seen:
+        assert mass == pytest.approx(exact, rel=1e-6) and mass == seen[0][0]
+        assert places is not None and places.tolist() == np.flatnonzero(logits >= 1).tolist()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": 0.9, "temperature": 0.6},
+        {"top_p": 0.99, "temperature": 2.0},
+        {"top_p": 0.5, "repetition_penalty": 1.3, "logit_bias": [{"token_id": 5, "bias": 3.0}]},
+    ],
+)
+def test_survivors_are_the_same_with_and_without(fields: dict[str, Any]) -> None:
+    quick = Sampler(20_000, DrawPasses(library(), levels()[-1]))
+    for seed in range(12):
+        one = row((1, 5, 7, 9, 9), 20_000, num_prompt_tokens=2, **{"temperature": 1.0} | fields)
+        logits = bell(20_000, 0.5 + seed / 4, seed)
+        logits[[5, 9, 11, 13, 3000]] = 12.0
+        highest = float(logits.max())
+        ours = quick.survivors(logits, one.draw, one.history, highest)
+        one.draw.shortlist = None
+        theirs = quick.survivors(logits, one.draw, one.history, highest)
+        assert np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.logits, theirs.logits)

@@ -1,4 +1,4 @@
-// Which tokens may win a draw. See contenders.py for the mathematics.
+// Passes over a whole vocabulary. See draw_passes.py for the mathematics.
 #pragma once
 #include "types.h"
 
@@ -12,6 +12,17 @@ struct ContendersArguments {
   uint64_t key;
   int32_t* places;  // out, rising
   int64_t room;
+};
+
+struct NucleusArguments {
+  const float* logits;
+  int64_t count;
+  float highest;
+  float scale;  // log2(e) / temperature
+  float bound;  // tokens that reach it are listed
+  int32_t* places;  // out, rising
+  int64_t room;
+  double mass;  // out: sum of exp2((logit - highest) * scale)
 };
 
 }  // namespace millrace
