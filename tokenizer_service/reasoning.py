@@ -106,6 +106,8 @@ class ThoughtSplit:
             self.place = then
 
     def _think(self) -> str:
+        if "<" not in self._held and not self._held.endswith("\n"):
+            return self._take()  # no tag begins: nearly every token
         at = self._held.find(CLOSE)
         if at >= 0:
             thoughts = self._held[:at].rstrip("\n")
@@ -153,6 +155,8 @@ class SplitStream:
 
     def push(self, token_ids: Sequence[int]) -> list[Segment]:
         """Return what these tokens settle, each token in one segment; none after a stop string."""
+        if self._split.place is Place.ANSWER and not self._skip_bytes:
+            return [self._answer(token_ids)]
         segments: list[Segment] = []
         for token_id in token_ids:
             channel, pieces = self._step(token_id)
@@ -162,6 +166,14 @@ class SplitStream:
                 self._add(segments, self._split.flush())
                 break
         return segments
+
+    def _answer(self, token_ids: Sequence[int]) -> Segment:
+        """Take tokens behind all thoughts: there is nothing to part any more."""
+        before = self._stream.num_tokens
+        text = self._stream.push(token_ids)
+        segment = Segment(ANSWER, self.text_bytes, text, self._stream.num_tokens - before)
+        self.text_bytes += len(text) if text.isascii() else len(text.encode())
+        return segment
 
     def _step(self, token_id: int) -> tuple[int, list[tuple[int, str]]]:
         """Return the token's channel, and the texts it settles."""
@@ -189,7 +201,7 @@ class SplitStream:
             text = self._fresh(piece)
             segment = self._segment(segments, channel)
             segment.text += text
-            self.text_bytes += len(text.encode())
+            self.text_bytes += len(text) if text.isascii() else len(text.encode())
 
     def _segment(self, segments: list[Segment], channel: int) -> Segment:
         if not segments or segments[-1].channel != channel:
