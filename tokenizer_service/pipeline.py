@@ -229,7 +229,9 @@ class TextPipeline:
             self._refuse(ticket, DeadlineExceeded(f"no start within {deadline_ms} ms"))
         except ServiceError as error:
             self._refuse(ticket, error)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of a library in Rust is no Exception
             log.exception("request failed", extra={"request_id": ticket.request.request_id})
             self._refuse(ticket, Internal("the text tier failed on this request"))
         finally:

@@ -42,6 +42,26 @@ async def test_refusals_end_every_choice_once(
         assert end.error.param == param and end.error.message
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_a_panic_of_the_tokenizer_ends_one_request(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = build()
+
+    def panic(*arguments: object) -> bytes:
+        raise Panic
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.model.tokenizer, "encode", panic)
+        await stage.submit(0)
+    assert stage.gateway.finishes[0].error.kind == "Internal"
+    await stage.submit(1)
+    assert len(stage.link.adds) == 1
+
+
 async def test_template_errors_reach_the_client(build: Build, tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "strict")
     (folder / "chat_template.jinja").write_text("{{ raise_exception('never') }}")

@@ -1,0 +1,83 @@
+"""What offline users may ask becomes the message that the gateway would send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest
+from millrace.params import SamplingParams
+from millrace.prompts import Asked, asked, embed_request
+from protos.common_pb2 import EMBED, MEAN, Grammar, ModelInfo
+
+INFO = ModelInfo(id="m", tool_format="hermes", reasoning_format="think_tags")
+MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SCHEMA = {"name": "s", "schema": {"type": "object"}}
+
+
+def chat(info: ModelInfo = INFO, params: dict[str, Any] | None = None, **options: Any) -> Asked:
+    given = SamplingParams(**params or {})
+    return asked({"messages": MESSAGES, **options}, given, info, "r", 7)
+
+
+def test_a_chat_carries_its_options() -> None:
+    found = chat(
+        chat_template_kwargs={"a": 1}, reasoning_effort="none", continue_final_message=False
+    )
+    request = found.request
+    assert (request.model, request.request_id, request.sampling.seed) == ("m", "r", 7)
+    assert json.loads(request.chat.messages_json) == [{"role": "user", "content": "a"}]
+    kwargs = json.loads(request.chat.template_kwargs_json)
+    assert kwargs == {"enable_thinking": False, "a": 1}
+    assert request.text.split_reasoning and found.show_reasoning and found.tools is None
+
+
+def test_thoughts_are_parted_where_there_are_any() -> None:
+    assert not chat(ModelInfo(id="m")).request.text.split_reasoning
+    assert not chat(include_reasoning=False).show_reasoning
+    assert not asked("text", SamplingParams(), INFO, "r", 1).request.text.split_reasoning
+
+
+def test_tools_that_must_be_called_become_a_grammar() -> None:
+    forced = chat(tools=[TOOL], tool_choice="required")
+    assert forced.tools is not None and forced.request.text.grammar.kind == Grammar.LARK
+    free = chat(tools=[TOOL])
+    assert free.tools is not None and not free.request.text.grammar.kind
+    assert json.loads(free.request.chat.tools_json)[0]["function"]["name"] == "f"
+    none = chat(tools=[TOOL], tool_choice="none")
+    assert none.tools is None and not none.request.chat.tools_json
+
+
+def test_forms_of_the_answer_are_the_parameters() -> None:
+    form = {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+    assert chat(params=form).request.text.grammar.kind == Grammar.JSON_SCHEMA
+    both = chat(params=form, tools=[TOOL])  # a call, or JSON of the schema
+    assert both.request.text.grammar.kind == Grammar.LARK
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0}, "unknown chat options"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "excludes"),
+        ({"chat_template_kwargs": {"messages": 1}}, "reserved"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
+    ],
+)
+def test_bad_chats_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        chat(**options)
+
+
+def test_vectors() -> None:
+    request = embed_request({"prompt_token_ids": [1, 2]}, INFO, "r", "mean")
+    assert (request.limits.kind, request.limits.pooling) == (EMBED, MEAN)
+    assert len(request.prompt_token_ids) == 8
+    with pytest.raises(InvalidRequest, match="last or mean"):
+        embed_request("x", INFO, "r", "max")
+    with pytest.raises(InvalidRequest, match="a prompt must be"):
+        embed_request({"messages": MESSAGES}, INFO, "r", "last")
