@@ -16,7 +16,7 @@ from worker.grammar import Grammars
 from worker.kernels.checks import Ints
 from worker.pooling import Pool
 from worker.sampling.candidates import History
-from worker.sampling.draw import Draw
+from worker.sampling.draw import read_draw
 
 
 class Room(NamedTuple):
@@ -80,7 +80,7 @@ class Row:
         self.num_prompt_tokens = start.num_prompt_tokens
         self._num_dropped_outputs = start.num_dropped_outputs
         self.num_computed = start.num_computed
-        self.draw = Draw(start, vocab_size, grammars)
+        self.draw = read_draw(start, vocab_size, grammars)
         self.pool = Pool(start) if start.pooling else None
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._tokens = Column(known.astype(np.int32))

@@ -54,6 +54,19 @@ class Draw:
         return stage.temperature if isinstance(stage, Temperature) else None
 
 
+def read_draw(start: wire.SequenceStart, vocab_size: int, grammars: Grammars | None = None) -> Draw:
+    """Return how the sequence is drawn; raise RowError whatever is wrong with its parameters.
+
+    The engine carries them unread: this is the last door, and one request must not end a step.
+    """
+    try:
+        return Draw(start, vocab_size, grammars)
+    except RowError:
+        raise
+    except Exception as error:
+        raise RowError(f"sampling parameters cannot be used: {error!r}") from error
+
+
 def _decode(sampling: bytes) -> common_pb2.SamplingParams:
     try:
         return common_pb2.SamplingParams.FromString(sampling)

@@ -137,6 +137,34 @@ def test_at_the_edge_of_the_bounds_one_token_is_left(fields: dict[str, Any]) -> 
     assert drawn.fault == "" and 0 <= drawn.token_id < 24
 
 
+ODD = (0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), -float("inf"), 0.5)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_comes_through_the_doors_stays_with_its_row(seed: int) -> None:
+    """Parameters that no door lets pass give a token or a fault, never an exception."""
+    pick = np.random.default_rng(seed).choice
+    fields: dict[str, Any] = {
+        name: pick(ODD)
+        for name in ("temperature", "top_p", "min_p", "typical_p", "top_n_sigma",
+                     "repetition_penalty", "presence_penalty", "frequency_penalty")
+        if pick(2)
+    }  # fmt: skip
+    if pick(2):
+        fields["dry"] = {"multiplier": pick(ODD), "base": pick(ODD), "allowed_length": pick(3)}
+        fields["xtc"] = {"probability": pick(ODD), "threshold": pick(ODD)}
+        fields["dynamic_temperature"] = {"range": pick(ODD), "exponent": pick(ODD)}
+    fields["allowed_token_ids"] = pick([b"", b"\1\0\0\0", b"\1\0\0"], p=[0.8, 0.1, 0.1])
+    fields["logit_bias"] = [{"token_id": 1, "bias": pick(ODD)}]
+    try:
+        one = row((1, 2, 1, 2), **fields)
+    except RowError:
+        return
+    with np.errstate(all="ignore"):
+        drawn = Sampler(24).sample(some_logits(1), [one])[0]
+    assert drawn.fault or 0 <= drawn.token_id < 24
+
+
 # ── DRY and XTC ──────────────────────────────────────────────────────────────────────────────
 
 
