@@ -41,7 +41,7 @@ def main() -> None:
         engine=engine,
         hello=wire.Hello("bench", "paced", "paced", "bench"),
         load=lambda: model,  # type: ignore[arg-type, return-value]
-        kv_cache_bytes=lambda: 1 << 30,
+        kv_cache_bytes=lambda _: 1 << 30,
         metrics=WorkerMetrics(new_registry()),
     )
     signal.signal(signal.SIGTERM, lambda *_: server.stop())

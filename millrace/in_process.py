@@ -27,7 +27,7 @@ from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from worker.build import LoadedModel, load_model
 from worker.errors import ModelFolderError as WeightFolderError
-from worker.memory import free_bytes, kv_cache_bytes, parse_size
+from worker.memory import parse_size
 
 log = logging.getLogger(__name__)
 MAX_PENDING = 1_000_000
@@ -118,7 +118,7 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
             loaded = await loop.run_in_executor(pool, _load, folder, options)
-        budget = kv_cache_bytes(asked, free_bytes())
+        budget = loaded.kv_cache_bytes(asked)
         return InProcessClient(text, loaded, metrics, budget, options.get("max_model_len"))
     except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
         if text is not None:

@@ -18,7 +18,7 @@ from common.settings import load_or_exit
 from protos import worker as wire
 from worker.build import fingerprint_folder, load_model
 from worker.errors import ModelFolderError
-from worker.memory import free_bytes, kv_cache_bytes, parse_size
+from worker.memory import parse_size
 from worker.metrics import WorkerMetrics
 from worker.server import WorkerServer
 from worker.settings import Settings
@@ -66,7 +66,7 @@ def build_server(settings: Settings) -> WorkerServer:
             settings.quantization,
             settings.kv_cache_dtype,
         ),
-        kv_cache_bytes=lambda: kv_cache_bytes(asked, free_bytes()),
+        kv_cache_bytes=lambda loaded: loaded.kv_cache_bytes(asked),
         metrics=WorkerMetrics(registry),
     )
     serve(settings.metrics_host, settings.metrics_port, registry, server.reasons)

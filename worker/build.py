@@ -15,15 +15,19 @@ from pathlib import Path
 
 from protos import worker as wire
 from worker.arena import Arena, num_bytes
+from worker.backends import cuda_cache
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
 from worker.backends.cpu import CpuBackend
+from worker.backends.cuda import CudaBackend
+from worker.backends.cuda_open import open_cuda
+from worker.backends.gpu import Gpu
 from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
-from worker.memory import free_bytes
+from worker.memory import GPU_SHARE, free_bytes, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
@@ -41,6 +45,7 @@ MAX_LOGITS = 512
 """Positions of a pass that want logits: 300 MB with the largest vocabularies."""
 MAX_GUESSES = 64
 """Positions behind the model's last that a step with guesses may touch."""
+DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -50,7 +55,7 @@ class LoadedModel:
 
     config: ModelConfig
     model: Decoder
-    backend: CpuChoice
+    backend: CpuChoice | CudaBackend
     model_hash: str
     layout: str
     kv_dtype: str
@@ -61,12 +66,28 @@ class LoadedModel:
     def block_size(self) -> int:
         return BLOCK_SIZES[self.layout]
 
+    @property
+    def _block_bytes(self) -> int:
+        if isinstance(self.backend, CudaBackend):
+            return cuda_cache.block_bytes(self.config, self.block_size, self.backend.dtype)
+        return block_bytes(self.config, self.block_size, self.kv_dtype)
+
+    def kv_cache_bytes(self, asked: int | None) -> int:
+        """Return the memory for keys and values: what is asked, else a share of what is free.
+
+        On a GPU it is what is left beside the weights and a step of the largest size. Raises
+        ValueError when there is less than is asked.
+        """
+        if isinstance(self.backend, CudaBackend):
+            return asked or int(self.backend.free_bytes * GPU_SHARE)
+        return kv_cache_bytes(asked, free_bytes())
+
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
         """Return what the scheduler must know, given this much memory for keys and values.
 
         Raises ValueError when no sequence fits.
         """
-        one = block_bytes(self.config, self.block_size, self.kv_dtype)
+        one = self._block_bytes
         if kv_cache_bytes < one:
             raise ValueError(
                 f"kv_cache_memory is {kv_cache_bytes} bytes and {self.block_size} tokens take "
@@ -97,12 +118,15 @@ class LoadedModel:
         limits = PassLimits(self.max_ubatch_tokens, MAX_ROWS, MAX_LOGITS)
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
-        pieces = (
-            *kv_pieces(self.config, num_blocks, size, self.kv_dtype),
-            *input_pieces(limits, num_positions, size),
-        )
-        arena = Arena(num_bytes(pieces))
-        cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
+        room = num_bytes(input_pieces(limits, num_positions, size))
+        cache: KvCache | cuda_cache.CudaKvCache
+        if isinstance(self.backend, CudaBackend):
+            arena = Arena(room)
+            cache = self.backend.make_cache(self.config, num_blocks, size)
+        else:
+            kv = kv_pieces(self.config, num_blocks, size, self.kv_dtype)
+            arena = Arena(num_bytes(kv) + room)
+            cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
         inputs = Inputs(limits, num_positions, size, arena)
         memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
         free = free_bytes() or 0
@@ -131,10 +155,14 @@ def load_model(
     kernel_level: str = "auto",
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
+    gpu: Gpu | None = None,
 ) -> LoadedModel:
-    """Read, check and pack a model folder; raise ModelFolderError or ValueError."""
-    if device != "cpu":
-        raise ValueError(f"device is {device!r}, allowed: cpu")
+    """Read, check and pack a model folder; raise ModelFolderError or ValueError.
+
+    `gpu` is the device of device "cuda"; without it the first one of this machine.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device is {device!r}, allowed: {', '.join(DEVICES)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     if kv_layout not in BLOCK_SIZES:
@@ -142,7 +170,13 @@ def load_model(
     config = read_config(folder)
     wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
-    backend = choose_backend(kernel_level, wanted, quantization, num_threads)
+    backend: CpuChoice | CudaBackend
+    if device == "cuda":
+        backend = open_cuda(config, wanted, quantization, kv_cache_dtype, gpu)
+        kv_dtype = wanted
+    else:
+        backend = choose_backend(kernel_level, wanted, quantization, num_threads)
+        kv_dtype = choose_kv_dtype(kv_cache_dtype, wanted, backend)
     weights = _open(folder, config, as_stored=backend.takes_stored)
     with _kept_packed(folder, weights, backend):
         model = Decoder(config, wiring, weights, backend)
@@ -152,7 +186,7 @@ def load_model(
         backend,
         weights.fingerprint(),
         kv_layout,
-        choose_kv_dtype(kv_cache_dtype, wanted, backend),
+        kv_dtype,
         max_ubatch_tokens,
         Grammars(folder / "tokenizer.json", config.vocab_size),
     )

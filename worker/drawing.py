@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from protos import worker as wire
 from worker.batch import Work
@@ -20,7 +21,13 @@ from worker.errors import RowError
 from worker.kernels.checks import Floats
 from worker.logprobs import with_alternatives
 from worker.rows import Row
-from worker.sampler import Drawn, Sampler
+from worker.sampler import Drawn
+
+
+class Draws(Protocol):
+    """Draws a token for each of some rows: on the host, or on the device that has the logits."""
+
+    def sample(self, logits: Any, rows: Sequence[Row]) -> list[Drawn]: ...
 
 
 @dataclass(slots=True)
@@ -52,7 +59,7 @@ class Outcome:
 class Drawing:
     """The draws of one step."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Draws) -> None:
         self._sampler = sampler
         self.outcomes: dict[int, Outcome] = {}
         """By seq_id, in the order of the plan."""
@@ -65,8 +72,10 @@ class Drawing:
             if item.num_logits and (grammar := item.row.draw.grammar) is not None:
                 grammar.prefetch(item.row.history.output_ids)
 
-    def take(self, work: Sequence[Work], logits: Floats) -> None:
+    def take(self, work: Sequence[Work], logits: Any) -> None:
         """Draw from float32 logits [R, V]: the last `num_logits` positions of each of `work`.
+
+        They are an array of the host, or what stands for one on a device.
 
         The rows of `work` are not yet advanced.
         """
@@ -84,7 +93,7 @@ class Drawing:
                 if outcome.is_open and len(places) > 1
             ]
 
-    def _tell_prompts(self, work: Sequence[Work], logits: Floats) -> None:
+    def _tell_prompts(self, work: Sequence[Work], logits: Any) -> None:
         """Report how likely the prompts were, of rows that ask: a part for what is computed now."""
         stop = 0
         for item in work:

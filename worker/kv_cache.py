@@ -55,7 +55,9 @@ class KvCache:
         self.block_size = block_size
         pieces = kv_pieces(config, num_blocks, block_size, dtype)
         sides = [arena.take("kv", piece) for piece in pieces]
-        self.layers = [LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)]
+        self.layers: Sequence[LayerPages] = [
+            LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)
+        ]
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""

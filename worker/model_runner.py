@@ -17,14 +17,11 @@ from msgspec.structs import replace
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
 from worker.batch import Batch, Inputs, Work
-from worker.drawing import Drawing
+from worker.drawing import Drawing, Draws
 from worker.errors import RowError
 from worker.grammar import Grammars
-from worker.kernels.draw_passes import DrawPasses
-from worker.kv_cache import KvCache
 from worker.models.decoder import Outputs
 from worker.rows import Room, Row, Rows
-from worker.sampler import Sampler
 from worker.ubatches import ubatches
 
 Entry = wire.SequenceStart | wire.SequenceStep
@@ -37,6 +34,16 @@ class Model(Protocol):
     def shift(self, caches: Sequence[LayerCache], cells: Any, delta: int) -> None: ...
 
 
+class Cache(Protocol):
+    """Keys and values, on the host or on a GPU."""
+
+    num_blocks: int
+    block_size: int
+    layers: Sequence[LayerCache]
+
+    def copy(self, copies: Sequence[wire.BlockCopy]) -> None: ...
+
+
 class Device(Protocol):
     """What the runner itself needs of a backend."""
 
@@ -44,8 +51,8 @@ class Device(Protocol):
         """Return the pass over a batch; what that returns is valid until the next one."""
         ...
 
-    def draw_passes(self) -> DrawPasses | None:
-        """Return what finds the few tokens that may win a draw, if the device has it."""
+    def sampler(self, vocab_size: int) -> Draws:
+        """Return what draws tokens from the logits of its passes."""
         ...
 
 
@@ -64,7 +71,7 @@ class ModelRunner:
         self,
         model: Model,
         device: Device,
-        cache: KvCache,
+        cache: Cache,
         inputs: Inputs,
         vocab_size: int,
         memory: Mapping[str, int],
@@ -78,7 +85,7 @@ class ModelRunner:
         self._forward = device.bind(model, cache.layers)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
-        self._sampler = Sampler(vocab_size, device.draw_passes())
+        self._sampler = device.sampler(vocab_size)
 
     @property
     def num_blocks(self) -> int:

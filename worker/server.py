@@ -58,7 +58,7 @@ class WorkerServer:
         engine: str,
         hello: wire.Hello,
         load: Callable[[], LoadedModel],
-        kv_cache_bytes: Callable[[], int],
+        kv_cache_bytes: Callable[[LoadedModel], int],
         metrics: WorkerMetrics,
     ) -> None:
         self._context = context
@@ -123,7 +123,7 @@ class WorkerServer:
         if self._loaded is None:
             self._loaded = self._timed("load", self._load)
         loaded = self._loaded
-        scheduler.send(wire.KvReport(rank, loaded.facts(self._kv_cache_bytes())))
+        scheduler.send(wire.KvReport(rank, loaded.facts(self._kv_cache_bytes(loaded))))
         self._state = "waiting for the scheduler to allocate"
         num_blocks = self._expect(wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))

@@ -15,7 +15,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: Annotated[str, Meta(description="host:port of the engine's registry for workers")] = (
         "127.0.0.1:7202"
     )
-    device: Annotated[str, Meta(description="cpu", pattern="^cpu$")] = "cpu"
+    device: Annotated[str, Meta(description="cpu or cuda", pattern="^(cpu|cuda)$")] = "cpu"
     dtype: Annotated[
         str,
         Meta(

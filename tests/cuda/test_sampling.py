@@ -36,7 +36,9 @@ def expected(logits, key, temperature, min_p, top_p, top_k):  # type: ignore[no-
 
 def draw(case: Case, logits, draws) -> np.ndarray:  # type: ignore[no-untyped-def,type-arg]
     out = case.put(np.full(len(draws), -9, np.int32))
-    arguments = (out, case.put(logits), case.put(draws), i32(logits.shape[1]))
+    padded = np.pad(logits, ((0, 0), (0, 3)), constant_values=1e9)  # no tokens
+    sizes = (i32(logits.shape[1]), i32(padded.shape[1]))
+    arguments = (out, case.put(padded), case.put(draws), *sizes)
     case.gpu.launch("sample", (len(draws),), 1024, arguments)
     return case.gpu.read(out)
 
@@ -84,9 +86,9 @@ def test_edits(case: Case) -> None:
 def test_rows_are_copied(case: Case) -> None:
     logits = case.normal(4, 1500)
     device = case.put(logits)
-    places = [case.put(np.array(rows, np.int32)) for rows in ([0, 1], [3, 2])]
-    case.gpu.launch("copy_rows", (2, 2), 1024, (device, *places, i32(1500)))
-    np.testing.assert_array_equal(case.get(device), logits[[0, 1, 1, 0]])
+    out, sources = case.poisoned((2, 1500), "f32"), case.put(np.array([3, 1], np.int32))
+    case.gpu.launch("copy_rows", (2, 2), 1024, (out, device, sources, i32(1500)))
+    np.testing.assert_array_equal(case.get(out), logits[[3, 1]])
 
 
 def test_logprobs(case: Case) -> None:
@@ -95,7 +97,7 @@ def test_logprobs(case: Case) -> None:
     ids = case.put(np.full((3, 6), -1, np.int32))
     out = case.poisoned((3, 6), "f32")
     rows = case.put(np.arange(3, dtype=np.int32))
-    arguments = (ids, out, case.put(logits), rows, case.put(tokens), i32(5), i32(500))
+    arguments = (ids, out, case.put(logits), rows, case.put(tokens), i32(5), i32(500), i32(500))
     case.gpu.launch("log_softmax", (3,), 1024, arguments)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(1, keepdims=True))

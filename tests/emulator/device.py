@@ -26,6 +26,10 @@ class EmulatedGpu:
     def name(self) -> str:
         return "emulator"
 
+    @property
+    def free_bytes(self) -> int:
+        return 64 * 2**20
+
     def empty(self, num_bytes: int) -> np.ndarray[Any, Any]:
         raw = np.full(num_bytes + 256, 0xFF, np.uint8)
         start = -raw.ctypes.data % 256

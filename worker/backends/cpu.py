@@ -42,6 +42,7 @@ from worker.kernels.records import (
 from worker.kernels.rope import Rotary, pack_rotary
 from worker.kv_cache import LayerPages
 from worker.packed_cache import PackedCache
+from worker.sampler import Sampler
 
 MAX_HEAD_DIM = 256
 """As in `operands.h`."""
@@ -110,9 +111,9 @@ class CpuBackend:
         """Levels agree bit for bit, so that none is named."""
         return f"cpu {self.weights.name.lower()} kernels=1"
 
-    def draw_passes(self) -> DrawPasses:
-        """Return what finds the few tokens that may win a draw."""
-        return DrawPasses(self.library, self.level)
+    def sampler(self, vocab_size: int) -> Sampler:
+        """Return what draws from the logits of a pass."""
+        return Sampler(vocab_size, DrawPasses(self.library, self.level))
 
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.

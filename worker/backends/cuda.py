@@ -12,15 +12,25 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from worker.backends.cuda_cache import LayerPages
+from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs
+from worker.backends.cuda_sampler import CudaLogits, CudaSampler
 from worker.backends.cuda_step import SPLIT, WARPS, CudaStep, make_step
-from worker.backends.cuda_weights import STORAGE, CudaLinear, from_storage, pack_linear, upload
+from worker.backends.cuda_weights import (
+    STORAGE,
+    TILE,
+    CudaLinear,
+    from_storage,
+    pack_linear,
+    upload,
+)
 from worker.backends.gpu import Arena, Array, Gpu
 from worker.batch import Batch
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
+from worker.kernels.rms_norm import head_norm_reference
+from worker.models.config import ModelConfig
 
 DECODE_TOKENS = 64
 """Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
@@ -37,6 +47,8 @@ Out = TypeVar("Out", bound=tuple[Any, ...], covariant=True)
 
 class Model(Protocol[Out]):
     """What `bind` asks of a model: logits and states, as a named tuple."""
+
+    ops: Any
 
     def forward(self, step: CudaStep, caches: Sequence[LayerPages]) -> Out: ...
 
@@ -89,10 +101,11 @@ class CudaBackend:
             raise KernelError(f"{num_heads} heads over {num_kv_heads} are more than 16 a key head")
         self.arena = Arena(gpu)
         self._gpu = gpu
-        self._dtype = dtype
+        self.dtype = self._dtype = dtype
         self._storage = STORAGE[dtype]
         self._sizes = sizes
         self._longest = longest
+        self._vocab_size = 0
         self._num_finals = 0
         self._num_rotaries = 0
         self.weight_bytes = 0
@@ -101,9 +114,21 @@ class CudaBackend:
     def fingerprint(self) -> str:
         return f"cuda {self._gpu.name} {self._dtype} split={SPLIT}"
 
+    def sampler(self, vocab_size: int) -> CudaSampler:
+        """Return what draws from the logits of a pass, on the device where it can."""
+        return CudaSampler(self._gpu, self.arena, vocab_size)
+
     def begin(self, batch: Batch) -> CudaStep:
         """Upload a batch."""
         return make_step(self.arena, batch, self._group)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._gpu.free_bytes
+
+    def make_cache(self, config: ModelConfig, num_blocks: int, block_size: int) -> CudaKvCache:
+        """Allocate `num_blocks` and the spare block that padded rows write to."""
+        return CudaKvCache(self._gpu, config, num_blocks, block_size, self.dtype)
 
     @property
     def _group(self) -> int:
@@ -129,15 +154,18 @@ class CudaBackend:
         graphs.reserve()
 
         def forward(batch: Batch) -> Out:
-            logits, states, kind = graphs.run(batch) or launch(self.arena, self.begin(batch))
-            count = len(batch.logit_rows)
-            return kind(self._gpu.read(logits[:count]), self._read_states(states))  # type: ignore[no-any-return]
+            is_watched = model.ops is not self  # whoever looks on wants each result as it arises
+            outs = None if is_watched else graphs.run(batch)
+            logits, states, kind = outs or launch(self.arena, self.begin(batch))
+            rows = range(len(batch.logit_rows))
+            on_device = CudaLogits(self._gpu, logits, rows, self._vocab_size)
+            return kind(on_device, self._read_states(states))  # type: ignore[no-any-return]
 
         return forward
 
     def _logits(self, pending: Pending) -> Array:
-        out = self._run(pending, "logits", "f32", "plain")
-        return out[:, : pending.linear.num_outputs]
+        self._vocab_size = pending.linear.num_outputs
+        return self._run(pending, "logits", "f32", "plain")
 
     def _read_states(self, states: Array) -> Floats:
         return from_storage(self._gpu.read(states), self._dtype)
@@ -200,7 +228,7 @@ class CudaBackend:
         return Pending(x, linear)
 
     def head_norm(
-        self, qkv: Pending, q_weight: Array, k_weight: Array, num_heads: int, eps: float
+        self, qkv: Any, q_weight: Array, k_weight: Array, num_heads: int, eps: float
     ) -> Normed:
         return Normed(qkv, q_weight, k_weight, eps)
 
@@ -300,6 +328,26 @@ class CudaBackend:
 
     def tap(self, name: str, layer: int, tensor: Any) -> None:
         pass
+
+    def stored_keys(self, step: CudaStep, cache: LayerPages) -> Floats:
+        cells, block_size = self._gpu.read(step.cells), cache.keys.shape[2]
+        keys = self._gpu.read(cache.keys)[cells // block_size, :, cells % block_size]
+        return from_storage(keys, self._dtype)
+
+    def to_host(self, tensor: Any) -> Floats:
+        """Launch what is pending, wait, and copy; for whoever looks on."""
+        if isinstance(tensor, Normed):
+            weights = (self._gpu.read(tensor.q_weight), self._gpu.read(tensor.k_weight))
+            qkv = self.to_host(tensor.qkv)
+            return head_norm_reference(qkv, *weights, self._sizes[0], tensor.eps)
+        if not isinstance(tensor, Pending):
+            values = self._gpu.read(tensor)
+            return from_storage(values, self._dtype if values.dtype == np.uint16 else "f32")
+        linear = tensor.linear
+        sums = self._gpu.read(self._run(tensor, "watched", "f32", "plain"))
+        if linear.is_gated:
+            sums = sums.reshape(len(sums), -1, 2, TILE).swapaxes(1, 2).reshape(len(sums), -1)
+        return np.ascontiguousarray(sums[:, : linear.num_outputs])
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes

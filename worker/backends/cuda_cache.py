@@ -40,17 +40,20 @@ class CudaKvCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._gpu = gpu
-        self._raw = gpu.empty(num_blocks * block_bytes(config, block_size, dtype))
+        self._num_pages = num_blocks + 1  # the last is spare: nobody's rows write there
+        self._raw = gpu.empty(self._num_pages * block_bytes(config, block_size, dtype))
         shape = (
             config.num_layers,
             2,
-            num_blocks,
+            self._num_pages,
             config.num_kv_heads,
             block_size,
             config.head_dim,
         )
         pages = self._raw.view(STORAGE[dtype]).reshape(shape)
-        self.layers = [LayerPages(*pages[layer]) for layer in range(config.num_layers)]
+        self.layers: Sequence[LayerPages] = [
+            LayerPages(*pages[layer]) for layer in range(config.num_layers)
+        ]
         self._num_planes = 2 * config.num_layers
         plane_bytes = block_bytes(config, block_size, dtype) // self._num_planes
         self._chunks = plane_bytes // CHUNK_BYTES
@@ -67,7 +70,7 @@ class CudaKvCache:
                 raise IndexError(f"copies {run} outside 0..{self.num_blocks - 1}")
             place = self._gpu.empty(pairs.nbytes).view(np.int32)
             self._gpu.write(place, pairs.reshape(-1))
-            sizes = (np.int32(self.num_blocks), np.int32(self._chunks))
+            sizes = (np.int32(self._num_pages), np.int32(self._chunks))
             grid = (len(run), self._num_planes)
             self._gpu.launch("page_copy", grid, 128, (self._raw, place, *sizes))
 

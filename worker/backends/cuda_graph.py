@@ -37,7 +37,9 @@ class DecodeGraphs:
         self._spare_cell = num_blocks * block_size
         self._block_size = block_size
         self._width = width
-        self._max_parts = num_blocks * block_size // SPLIT + BUCKETS[-1]
+        most_rows = min(num_blocks, BUCKETS[-1])  # each has a block of its own
+        self._largest = next(size for size in BUCKETS if size >= most_rows)
+        self._max_parts = num_blocks * block_size // SPLIT + self._largest
         self._arena = Arena(gpu)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Any]] = {}
 
@@ -48,12 +50,12 @@ class DecodeGraphs:
     def reserve(self) -> None:
         """Try the largest step once, so that no buffer moves afterwards."""
         tiles = HostTiles(
-            np.zeros((BUCKETS[-1], 4), np.int32),
-            np.zeros(BUCKETS[-1], np.int32),
+            np.zeros((self._largest, 4), np.int32),
+            np.zeros(self._largest, np.int32),
             self._max_parts,
             MAX_AT_ONCE,
         )
-        empty = self._padded(None, BUCKETS[-1])
+        empty = self._padded(None, self._largest)
         self._forward(self._arena, self._upload(empty, tiles))
 
     def run(self, batch: Batch) -> Any | None:
@@ -83,7 +85,7 @@ class DecodeGraphs:
 
     def _fits(self, batch: Batch, count: int) -> bool:
         return (
-            0 < count <= BUCKETS[-1]
+            0 < count <= self._largest
             and len(batch.query_starts) == count + 1
             and len(batch.logit_rows) == count
             and not len(batch.state_rows)

@@ -24,6 +24,11 @@ class Gpu(Protocol):
         """Chip and compute capability, e.g. "NVIDIA H200 sm_90"."""
         ...
 
+    @property
+    def free_bytes(self) -> int:
+        """What may still be allocated."""
+        ...
+
     def empty(self, num_bytes: int) -> Array:
         """Return uint8 [num_bytes] of undefined content, 256-byte aligned; raise MemoryError."""
         ...

@@ -40,6 +40,7 @@ from worker.kernels.rope import (
 )
 from worker.kernels.silu_mul import silu_mul_reference
 from worker.kv_cache import LayerPages
+from worker.sampler import Sampler
 
 
 @dataclass(slots=True)
@@ -94,9 +95,9 @@ class ReferenceBackend:
         """Return `batch` with room for what the layers of the step will share."""
         return ReferenceStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
 
-    def draw_passes(self) -> None:
-        """Draws look at every token."""
-        return None
+    def sampler(self, vocab_size: int) -> Sampler:
+        """Return what draws from the logits of a pass."""
+        return Sampler(vocab_size)
 
     def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns."""

@@ -132,15 +132,16 @@ __device__ __forceinline__ uint64_t mass_of_all(const Chain& chain, const Tables
 
 // ── the draw ────────────────────────────────────────────────────────────────────────────────────
 
-// logits: float [*, vocab_size]; tokens: int [gridDim.x]. A block a draw.
-__global__ void __launch_bounds__(THREADS, 1) sample(int* tokens, const float* logits, const Draw* draws, int vocab_size) {
+// logits: float [*, stride], of which vocab_size count; tokens: int [gridDim.x]. A block a draw.
+__global__ void __launch_bounds__(THREADS, 1)
+sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int stride) {
   SHARED_ARRAY(uint64_t, bins, COPIES * BINS);
   SHARED_ARRAY(uint64_t, found, 2);
   SHARED_ARRAY(Best, bests, THREADS / 32);
   wait_for_predecessor();
   launch_successor();
   const Draw draw = draws[blockIdx.x];
-  const float* row = logits + uint64_t(draw.row) * vocab_size;
+  const float* row = logits + uint64_t(draw.row) * stride;
   Best best = {-INFINITY, vocab_size};
   bool is_finite = true;
   for (int token = threadIdx.x; token < vocab_size; token += THREADS) {
@@ -189,35 +190,35 @@ struct Edit { int row, token; float repetition, subtract, bias; };
 
 // Penalties and biases on copies of rows: logits of (row, token) become biased(l) - subtract, where a positive l is
 // divided and a negative one multiplied by `repetition`. No two edits name the same place.
-__global__ void __launch_bounds__(128) edit_logits(float* logits, const Edit* edits, int num_edits, int vocab_size) {
+__global__ void __launch_bounds__(128) edit_logits(float* logits, const Edit* edits, int num_edits, int stride) {
   wait_for_predecessor();
   launch_successor();
   const int i = blockIdx.x * 128 + threadIdx.x;
   if (i >= num_edits) return;
   const Edit edit = edits[i];
-  float& place = logits[uint64_t(edit.row) * vocab_size + edit.token];
+  float& place = logits[uint64_t(edit.row) * stride + edit.token];
   const float biased = place + edit.bias;
   place = (biased > 0.f ? biased / edit.repetition : biased * edit.repetition) - edit.subtract;
 }
 
-// Copy rows: targets[i] of `logits` becomes sources[i]. Grid (ceil(vocab_size / 1024), rows), 1024 threads.
-__global__ void __launch_bounds__(THREADS, 1) copy_rows(float* logits, const int* sources, const int* targets, int vocab_size) {
+// out[i] = logits[sources[i]], rows of `stride`. Grid (ceil(stride / 1024), rows), 1024 threads.
+__global__ void __launch_bounds__(THREADS, 1) copy_rows(float* out, const float* logits, const int* sources, int stride) {
   wait_for_predecessor();
   launch_successor();
   const int i = blockIdx.x * THREADS + threadIdx.x;
-  if (i < vocab_size)
-    logits[uint64_t(targets[blockIdx.y]) * vocab_size + i] = logits[uint64_t(sources[blockIdx.y]) * vocab_size + i];
+  if (i < stride) out[uint64_t(blockIdx.y) * stride + i] = logits[uint64_t(sources[blockIdx.y]) * stride + i];
 }
 
 // Log-softmax of raw rows: of the drawn token and of the `num_wanted` likeliest, falling, ties by lowest id.
 // ids, logprobs: [gridDim.x, num_wanted + 1].
 __global__ void __launch_bounds__(THREADS, 1)
-log_softmax(int* ids, float* logprobs, const float* logits, const int* rows, const int* tokens, int num_wanted, int vocab_size) {
+log_softmax(int* ids, float* logprobs, const float* logits, const int* rows, const int* tokens, int num_wanted,
+            int vocab_size, int stride) {
   SHARED_ARRAY(Best, bests, THREADS / 32);
   SHARED_ARRAY(double, sums, THREADS / 32);
   wait_for_predecessor();
   launch_successor();
-  const float* row = logits + uint64_t(rows[blockIdx.x]) * vocab_size;
+  const float* row = logits + uint64_t(rows[blockIdx.x]) * stride;
   const uint64_t out = uint64_t(blockIdx.x) * (num_wanted + 1);
   Best last = {INFINITY, -1};
   double highest = 0, total = 0;

@@ -1,0 +1,45 @@
+"""From a model's sizes to a CUDA backend, or the reason why there is none.
+
+Knows the names of settings and dtypes. CuPy is imported only when no device is passed in.
+"""
+
+from __future__ import annotations
+
+from worker.backends.cuda import CudaBackend
+from worker.backends.gpu import Gpu
+from worker.errors import KernelError
+from worker.kernels.cubins import CubinError
+from worker.kernels.nvrtc import CompileError
+from worker.models.config import ModelConfig
+
+DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def open_cuda(
+    config: ModelConfig, dtype: str, quantization: str, kv_cache_dtype: str, gpu: Gpu | None = None
+) -> CudaBackend:
+    """Return a backend on `gpu`, or on the first device here.
+
+    Raises ValueError, which names the setting or the size, for what no kernel was built for.
+    """
+    if quantization != "none":
+        raise ValueError(f"quantization is {quantization!r}, on cuda allowed: none")
+    if kv_cache_dtype not in ("auto", dtype):
+        raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, on cuda allowed: auto, {dtype}")
+    sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
+    try:
+        device = gpu or _first_gpu()
+        return CudaBackend(device, DTYPES[dtype], sizes, config.max_position_embeddings)
+    except (KernelError, CubinError, CompileError) as error:
+        raise ValueError(f"device cuda: {error}") from error
+
+
+def _first_gpu() -> Gpu:
+    from worker.backends.cuda_device import CupyGpu, GpuMissing
+
+    try:
+        gpu = CupyGpu()
+    except GpuMissing as error:
+        raise ValueError(f"device cuda: {error}") from error
+    gpu.load_all()
+    return gpu
