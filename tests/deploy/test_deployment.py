@@ -17,9 +17,12 @@ from engine_core.replica import Fleet
 from millrace.compose import load
 from tests.deploy.expressions import ROOT, alerts, dashboards, metrics, panel_expressions
 from tokenizer_service.metrics import TokenizerMetrics
+from worker.backends.cuda_lease import SHARED
 from worker.metrics import WorkerMetrics
 
 TIERS = {"api-gateway", "tokenizer-service", "engine-core", "worker"}
+TARGETS = TIERS | {"worker-gpu"}
+KERNELS = {"worker": "build-kernels", "worker-gpu": "build-cubins"}
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
@@ -106,21 +109,21 @@ def test_panels_of_dashboards_are_drawable() -> None:
 
 def test_a_target_of_the_dockerfile_for_every_built_service() -> None:
     built = {n: s["build"] for n, s in COMPOSE["services"].items() if "build" in s}
-    assert built.keys() == TIERS
+    assert built.keys() == TARGETS
     for name, build in built.items():
         assert build == {"context": ".", "dockerfile": "deploy/Dockerfile", "target": name}
     targets = set(re.findall(r"^FROM tier AS (\S+)$", DOCKERFILE, re.M))
-    assert targets == TIERS
+    assert targets == TARGETS
 
 
-@pytest.mark.parametrize("tier", sorted(TIERS))
+@pytest.mark.parametrize("tier", sorted(TARGETS))
 def test_a_target_holds_its_own_tier_alone(tier: str) -> None:
     lines = stage(tier).splitlines()
-    own = tier.replace("-", "_")
+    own = tier.removesuffix("-gpu").replace("-", "_")
     copied = [line for line in lines if line.startswith("COPY") and "--from" not in line]
     assert copied == [f"COPY {own} {own}"]
     dependencies, *kernels = re.findall(r"^COPY --from=(\S+)", stage(tier), re.M)
-    assert kernels == (["build-kernels"] if tier == "worker" else [])
+    assert kernels == [KERNELS[tier]] * (tier in KERNELS)
     installed = re.findall(r"'\.\[(\w+)\]'", stage(dependencies))
     assert installed == [dependencies.removeprefix("build-")]
     assert "USER 10001:10001" in lines
@@ -147,7 +150,15 @@ def test_every_service_is_confined_and_watched() -> None:
     assert COMPOSE["networks"]["back"] == {"internal": True}
 
 
-@pytest.mark.parametrize("profiles", [(), ("observability",), ("redis", "observability")])
+def test_a_gpu_has_one_worker() -> None:
+    service = COMPOSE["services"]["worker-gpu"]
+    assert service["profiles"] == ["gpu"]
+    assert service["environment"]["MILLRACE_WORKER_DEVICE"] == "cuda"
+    assert any(str(SHARED) == mount["target"] for mount in service["volumes"])
+    assert f"mkdir -p {SHARED}" in stage("worker-gpu")
+
+
+@pytest.mark.parametrize("profiles", [(), ("observability",), ("redis", "observability", "gpu")])
 def test_the_local_runner_runs_the_tiers_alone(profiles: tuple[str, ...]) -> None:
     file = load(ROOT / "docker-compose.yml", {"PORT": "8123"}, frozenset(profiles))
     assert file.services.keys() == TIERS

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker.backends import cuda_driver
+from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
 from worker.kernels.cubins import find, target_of
 from worker.kernels.instances import instances
 
@@ -27,20 +28,25 @@ class GpuMissing(Exception):
 
 
 class CupyGpu:
-    """Device `ordinal`, one stream."""
+    """The first device that no other worker has, one stream."""
 
-    def __init__(self, ordinal: int = 0, cache: Path | None = None) -> None:
+    def __init__(self, cache: Path | None = None) -> None:
         """`cache` is where kernels are kept that had to be compiled; raise GpuMissing."""
         try:
             import cupy
         except ImportError as error:
             raise GpuMissing(f"cupy is not installed: {error}") from error
         try:
+            count = cupy.cuda.runtime.getDeviceCount()
+            uuids = [_properties(cupy, i)["uuid"].hex() for i in range(count)]
+            ordinal, self._lease = claim(uuids, lease_folder())
             self._device = cupy.cuda.Device(ordinal)
             self._device.use()
             self._stream = cupy.cuda.Stream(non_blocking=True)
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise GpuMissing(f"no CUDA device {ordinal}: {error}") from error
+            raise GpuMissing(f"no CUDA device: {error}") from error
+        except NoDeviceFree as error:
+            raise GpuMissing(str(error)) from error
         self._cupy = cupy
         self._cache = cache or Path.home() / ".cache" / "millrace" / "cubins"
         self._target = target_of(self._device.compute_capability)
@@ -53,14 +59,8 @@ class CupyGpu:
 
     @property
     def name(self) -> str:
-        properties = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)
-        return f"{properties['name'].decode()} {self._target}"
-
-    @property
-    def uuid(self) -> str:
-        """What the device is called on every host: two workers must not claim the same."""
-        properties = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)
-        return bytes(properties["uuid"]).hex()
+        name: str = _properties(self._cupy, self._device.id)["name"].decode()
+        return f"{name} {self._target}"
 
     @property
     def free_bytes(self) -> int:
@@ -139,6 +139,11 @@ class CupyGpu:
             graph.launch(stream=self._stream)
 
         return replay
+
+
+def _properties(cupy: Any, ordinal: int) -> dict[str, Any]:
+    properties: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    return properties
 
 
 class _Staging:

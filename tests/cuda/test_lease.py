@@ -1,0 +1,44 @@
+"""One worker a GPU: leases are exclusive, and end with their process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
+
+UUIDS = ["aa", "bb"]
+
+
+def test_each_claims_its_own_until_none_is_free(tmp_path: Path) -> None:
+    leases = [claim(UUIDS, tmp_path) for _ in UUIDS]
+    assert [place for place, _ in leases] == [0, 1]
+    with pytest.raises(NoDeviceFree, match="all 2 GPUs"):
+        claim(UUIDS, tmp_path)
+    leases[0][1].close()
+    place, again = claim(UUIDS, tmp_path)
+    assert place == 0
+    again.close()
+    leases[1][1].close()
+
+
+def test_a_killed_worker_gives_its_device_back(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from worker.backends.cuda_lease import claim;"
+        "lease = claim(['aa'], Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    owner = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=pipe, stdout=pipe)
+    assert owner.stdout and owner.stdout.readline() == b"mine\n"
+    with pytest.raises(NoDeviceFree):
+        claim(["aa"], tmp_path)
+    owner.kill()
+    owner.communicate()
+    claim(["aa"], tmp_path)[1].close()
+
+
+def test_there_is_a_folder_everywhere() -> None:
+    assert lease_folder().is_dir()
