@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -128,8 +129,8 @@ def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
         raise CommandError("--workers must be a multiple of --tensor-parallel-size")
     if variables.get("TENSOR_PARALLEL_SIZE", "1") != "1":
         raise CommandError("--tensor-parallel-size above 1 does not exist yet; leave it out")
-    if variables.get("DEVICE", "cpu") != "cpu":
-        raise CommandError(f"device {variables['DEVICE']} does not exist yet; use --device cpu")
+    if variables.get("DEVICE", "cpu") == "cuda" and importlib.util.find_spec("cupy") is None:
+        raise CommandError("--device cuda needs CuPy: pip install 'millrace[gpu]' (or gpu-cuda13)")
 
 
 def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -> Plan:

@@ -87,7 +87,8 @@ def test_jobs_in_expressions_are_scraped() -> None:
     jobs = {}
     for job in config["scrape_configs"]:
         (found,) = job["dns_sd_configs"]
-        (jobs[job["job_name"]],) = found["names"]
+        jobs[job["job_name"]], *others = found["names"]
+        assert others == (["worker-gpu"] if job["job_name"] == "worker" else [])
         environment = COMPOSE["services"][job["job_name"]]["environment"]
         (port,) = (v for k, v in environment.items() if k.endswith("_METRICS_PORT"))
         assert found["port"] == int(port), job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,11 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
         (["--model", "/nowhere"], "no model folder at /nowhere"),
         (["--model", "{tmp}"], "{tmp} is not a model folder: it has no config.json"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size above 1 does not exist yet"),
-        (["--device", "cuda"], "device cuda does not exist yet; use --device cpu"),
+        pytest.param(
+            ["--device", "cuda"],
+            "--device cuda needs CuPy: pip install",
+            marks=pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here"),
+        ),
         (
             ["--workers", "3", "--tensor-parallel-size", "2"],
             "--workers must be a multiple of --tensor-parallel-size",
