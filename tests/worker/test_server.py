@@ -54,7 +54,7 @@ class Running:
             engine.front.address,
             HELLO,
             load,
-            lambda: 10**6,
+            lambda _: 10**6,
             WorkerMetrics(self.registry),
         )
         self.thread = threading.Thread(target=self.server.run)
