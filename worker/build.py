@@ -45,6 +45,7 @@ MAX_LOGITS = 512
 """Positions of a pass that want logits: 300 MB with the largest vocabularies."""
 MAX_GUESSES = 64
 """Positions behind the model's last that a step with guesses may touch."""
+Choice = CpuChoice | CudaBackend
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -55,7 +56,7 @@ class LoadedModel:
 
     config: ModelConfig
     model: Decoder
-    backend: CpuChoice | CudaBackend
+    backend: Choice
     model_hash: str
     layout: str
     kv_dtype: str
@@ -170,7 +171,7 @@ def load_model(
     config = read_config(folder)
     wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
-    backend: CpuChoice | CudaBackend
+    backend: Choice
     if device == "cuda":
         backend = open_cuda(config, wanted, quantization, kv_cache_dtype, gpu)
         kv_dtype = wanted
@@ -204,7 +205,7 @@ def describe_folder(folder: Path) -> str:
 
 
 @contextmanager
-def _kept_packed(folder: Path, weights: FolderWeights, backend: CpuChoice) -> Iterator[None]:
+def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Iterator[None]:
     """While a model is loaded, take its packed weights out of a file, and keep them in one."""
     try:
         place = default_cache_dir()
