@@ -26,6 +26,8 @@ from protos.worker import (
     ErrandDone,
     ExecutePlan,
     Limits,
+    Pause,
+    Resume,
     StepOutput,
     StepResult,
     StopAt,
@@ -56,6 +58,7 @@ class Crowd:
         self.next_slot = 0
         self.lives: dict[tuple[int, int], Life] = {}
         self.open: list[tuple[int, int]] = []
+        self.paused: list[tuple[int, int]] = []
         self.ends: Counter[FinishReason] = Counter()
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:
@@ -64,6 +67,12 @@ class Crowd:
             questions.append(self._add())
         if self.open and self.random.random() < 0.15:
             questions.append(self._end(*self.random.choice(self.open)))
+        if self.open and self.random.random() < 0.05:
+            self.paused.append(self.random.choice(self.open))
+            questions.append(Pause(*self.paused[-1]))
+        if self.paused and (not self.left or self.random.random() < 0.05):
+            questions += [Resume(session, slot) for session, slot in self.paused]
+            self.paused.clear()
         if self.random.random() < 0.001:
             questions.append(CloseSession(self._close()))
         return questions
@@ -184,6 +193,7 @@ def test_nothing_is_left_of_ten_thousand_requests(layout: str, depth: int) -> No
     assert scheduler.num_running == scheduler.num_waiting == 0
     assert scheduler.pool.num_available == scheduler.pool.num_blocks
     assert scheduler.check() == ""
+    assert scheduler.num_paused == 0 and not crowd.paused
     assert workers.most_in_flight == depth and not workers.results
     assert all(life.end is not None for life in crowd.lives.values())
     hardly = NUM_REQUESTS[layout] // 200
