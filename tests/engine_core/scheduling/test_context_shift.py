@@ -98,7 +98,18 @@ def test_the_first_stay_and_the_older_half_of_the_rest_goes() -> None:
     assert again.num_prompt_tokens == 4, "of the prompt, what is left"
     assert again.num_dropped_outputs == 0
     third = [start for plan in run.plans for start in plan.starts][2]
+    assert third.num_prompt_tokens == 4, "what is kept stays prompt"
     assert len(third.token_ids) // 4 - third.num_prompt_tokens + third.num_dropped_outputs == 20
+
+
+@pytest.mark.parametrize("layout", ["block", "slot", "static"])
+def test_choices_do_not_share_a_prompt_that_was_shortened(layout: str) -> None:
+    """Memory is short: one choice waits while another has shifted, and then begins with the whole
+    prompt."""
+    run = Run(layout, num_tokens=32)
+    run.add(1, limits(4, max_tokens=40, n=3))
+    got, _ = run.outputs()
+    assert got == {1 + choice: expected(choice, 4, 40) for choice in range(3)}
 
 
 def test_min_tokens_counts_what_was_dropped() -> None:
