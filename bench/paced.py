@@ -30,6 +30,7 @@ class PacedRunner:
     num_blocks = 1 << 16
     block_size = 16
     memory: ClassVar[dict[str, int]] = {}
+    host_tier = None
 
     def __init__(self, token_ids: Sequence[int], step_s: float) -> None:
         self._token_ids = token_ids

@@ -249,6 +249,8 @@ class EngineLoop:
             num_prefix_hits=tally.num_prefix_hits,
             num_cached_blocks=scheduler.pool.num_idle,
             num_paused=scheduler.num_paused,
+            num_host_hits=tally.num_host_hits,
+            num_host_losses=tally.num_host_losses,
         )
 
     def audit(self) -> None:

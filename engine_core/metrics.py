@@ -112,6 +112,8 @@ def counters(states: States) -> Iterator[Metric]:
         "engine_prefill_tokens": ("num_prefill_tokens", "Known tokens computed"),
         "prefix_cache_queries": ("num_prefix_queries", "Tokens looked up in the prefix cache"),
         "prefix_cache_hits": ("num_prefix_hits", "Tokens found in the prefix cache"),
+        "host_cache_hits": ("num_host_hits", "Tokens brought back from host memory"),
+        "host_cache_losses": ("num_host_losses", "Tokens that host memory has lost"),
         "engine_decode_tokens": ("num_decode_tokens", "Tokens computed one at a time"),
     }
     for name, (field, text) in sources.items():

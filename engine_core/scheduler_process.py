@@ -89,7 +89,8 @@ def main(argument: str) -> int:
 def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) -> None:
     """Let the workers join, then run the loop."""
     facts, num_blocks, ready = workers.join()
-    scheduler = new_scheduler(config, facts[0], num_blocks)
+    host_blocks = min(one.host_blocks for one in facts)
+    scheduler = new_scheduler(config, facts[0], num_blocks, host_blocks)
     loop = EngineLoop(scheduler, workers, front, time.monotonic, workers.age)
     workers.attend(front.socket, loop.attend)
     freeze_heap()
@@ -100,7 +101,9 @@ def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) 
     loop.run()
 
 
-def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -> Scheduler:
+def new_scheduler(
+    config: SchedulerConfig, facts: ModelFacts, num_blocks: int, host_blocks: int = 0
+) -> Scheduler:
     """Return a scheduler bounded by the setting, the model, and the KV capacity."""
     model_len = facts.max_position_embeddings
     return Scheduler(
@@ -113,6 +116,7 @@ def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_waiting=config.max_waiting,
             tenants=config.tenants,
+            host_blocks=host_blocks,
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,

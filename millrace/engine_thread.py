@@ -114,7 +114,7 @@ class InlineWorker:
         self._plan = wire.ExecutePlan(0)
         self._answers: queue.SimpleQueue[wire.ErrandDone] = queue.SimpleQueue()
         self._has_answers = threading.Event()
-        self._errands = Errands(0, prepare, self._answer)
+        self._errands = Errands(0, runner.host_tier, prepare, self._answer)
 
     def launch(self, plan: wire.ExecutePlan) -> None:
         self._plan = plan
@@ -122,6 +122,7 @@ class InlineWorker:
     def collect(self) -> wire.StepResult:
         """Compute the step here and now."""
         plan = self._plan
+        self._errands.turn()
         try:
             return self._runner.execute(plan)
         except Exception as error:  # whatever it was, rows and cache are no longer trusted
@@ -136,7 +137,10 @@ class InlineWorker:
 
     def wait(self) -> None:
         """Wait for an answer; what the front says is heard ERRAND_WAIT_S later at most."""
-        self._has_answers.wait(ERRAND_WAIT_S)
+        if self._errands.is_busy:
+            self._errands.turn()
+        else:
+            self._has_answers.wait(ERRAND_WAIT_S)
 
     def close(self) -> None:
         self._errands.close()

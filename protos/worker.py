@@ -132,6 +132,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Blocks that fit this worker's memory."""
     layout: str = "block"
     """block, slot (a block is one cell) or static."""
+    host_blocks: int = 0
+    """Evicted blocks that this worker keeps in host memory."""
 
 
 class ReplicaReady(Message, frozen=True):
@@ -227,6 +229,10 @@ class SchedulerState(Message, frozen=True):
     num_cached_blocks: int = 0
     """Blocks among the free ones that the prefix cache still knows."""
     num_paused: int = 0
+    num_host_hits: int = 0
+    """Tokens whose keys and values came back from host memory."""
+    num_host_losses: int = 0
+    """Tokens whose keys and values should have come back, and were lost or not whole."""
 
 
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -45,6 +45,7 @@ def build_server(settings: Settings) -> WorkerServer:
     """Join the parts; raise ModelFolderError, ValueError or OSError (port) for what cannot work."""
     folder = Path(settings.model)
     asked = parse_size(settings.kv_cache_memory) if settings.kv_cache_memory else None
+    host_bytes = parse_size(settings.host_kv_memory)
     registry = new_registry()
     server = WorkerServer(
         context=zmq.Context.instance(),
@@ -65,6 +66,7 @@ def build_server(settings: Settings) -> WorkerServer:
             settings.kernel_level,
             settings.quantization,
             settings.kv_cache_dtype,
+            host_kv_bytes=host_bytes,
         ),
         kv_cache_bytes=lambda loaded: loaded.kv_cache_bytes(asked),
         metrics=WorkerMetrics(registry),

@@ -25,6 +25,7 @@ from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
+from worker.host_tier import HostTier, host_piece
 from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import GPU_SHARE, free_bytes, kv_cache_bytes
@@ -62,6 +63,12 @@ class LoadedModel:
     kv_dtype: str
     max_ubatch_tokens: int
     grammars: Grammars
+    host_kv_bytes: int = 0
+
+    @property
+    def host_blocks(self) -> int:
+        """Evicted blocks that host memory holds; only whole pages can be found again."""
+        return self.host_kv_bytes // self._block_bytes if self.layout == "block" else 0
 
     @property
     def block_size(self) -> int:
@@ -103,6 +110,7 @@ class LoadedModel:
             block_size=self.block_size,
             max_blocks=kv_cache_bytes // one,
             layout=self.layout,
+            host_blocks=self.host_blocks,
         )
 
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
@@ -119,7 +127,11 @@ class LoadedModel:
         limits = PassLimits(self.max_ubatch_tokens, MAX_ROWS, MAX_LOGITS)
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
-        room = num_bytes(input_pieces(limits, num_positions, size))
+        one = self._block_bytes
+        room = num_bytes(
+            (*input_pieces(limits, num_positions, size), host_piece(self.host_blocks, one))
+        )
+        tier: HostTier | None = None
         cache: KvCache | cuda_cache.CudaKvCache
         if isinstance(self.backend, CudaBackend):
             arena = Arena(room)
@@ -128,6 +140,8 @@ class LoadedModel:
             kv = kv_pieces(self.config, num_blocks, size, self.kv_dtype)
             arena = Arena(num_bytes(kv) + room)
             cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
+            if self.host_blocks:
+                tier = HostTier(cache, self.host_blocks, one, arena)
         inputs = Inputs(limits, num_positions, size, arena)
         memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
         free = free_bytes() or 0
@@ -142,7 +156,14 @@ class LoadedModel:
             },
         )
         return ModelRunner(
-            self.model, self.backend, cache, inputs, self.config.vocab_size, memory, self.grammars
+            self.model,
+            self.backend,
+            cache,
+            inputs,
+            self.config.vocab_size,
+            memory,
+            self.grammars,
+            tier,
         )
 
 
@@ -157,6 +178,7 @@ def load_model(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
     gpu: Gpu | None = None,
+    host_kv_bytes: int = 0,
 ) -> LoadedModel:
     """Read, check and pack a model folder; raise ModelFolderError or ValueError.
 
@@ -166,6 +188,8 @@ def load_model(
         raise ValueError(f"device is {device!r}, allowed: {', '.join(DEVICES)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if host_kv_bytes and device != "cpu":
+        raise ValueError(f"host_kv_memory is for device cpu, not {device}: leave it out")
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = read_config(folder)
@@ -190,6 +214,7 @@ def load_model(
         kv_dtype,
         max_ubatch_tokens,
         Grammars(folder / "tokenizer.json", config.vocab_size),
+        host_kv_bytes,
     )
 
 

@@ -20,6 +20,9 @@ DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uin
 """NumPy has no bfloat16: its bits stand in integers."""
 
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
 class LayerPages(NamedTuple):
     """[num_blocks, block_size, num_kv_heads, head_dim] each, float32 or bfloat16."""
 
@@ -58,6 +61,23 @@ class KvCache:
         self.layers: Sequence[LayerPages] = [
             LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)
         ]
+
+    def read(self, block_id: int, out: Bytes) -> None:
+        """Copy one block out of all layers: uint8 [block_bytes]."""
+        start = 0
+        for part in self._parts(block_id):
+            out[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+            start += part.nbytes
+
+    def write(self, block_id: int, content: Bytes) -> None:
+        """Fill one block of all layers with what `read` has given."""
+        start = 0
+        for part in self._parts(block_id):
+            part.reshape(-1).view(np.uint8)[:] = content[start : start + part.nbytes]
+            start += part.nbytes
+
+    def _parts(self, block_id: int) -> Iterator[np.ndarray[Any, Any]]:
+        return (side[block_id] for layer in self.layers for side in layer)
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protos import worker as wire
+from worker.host_tier import HostTier
 
 STEP_BUCKETS = (
     0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
@@ -34,6 +35,12 @@ class WorkerMetrics:
         self._memory = Gauge(
             name("memory_bytes"), "Memory by what it is for", ["purpose"], registry=registry
         )
+        self._host_blocks = Counter(
+            name("host_blocks"), "Blocks to and from host memory", ["event"], registry=registry
+        )
+        self._host_bytes = Gauge(
+            name("host_used_bytes"), "Host memory that holds blocks", registry=registry
+        )
         self._startup = Gauge(
             name("startup_seconds"), "Time to become ready", ["phase"], registry=registry
         )
@@ -45,6 +52,15 @@ class WorkerMetrics:
         self._tokens.inc(len(result.token_ids))
         self._faults.inc(len(result.faults))
         self._sequences.set(num_sequences)
+
+    def observe_host_tier(self, tier: HostTier | None) -> None:
+        """Take over what has happened since the last call."""
+        if tier is None or not tier.events:
+            return
+        for event, count in tier.events.items():
+            self._host_blocks.labels(event).inc(count)
+        tier.events.clear()
+        self._host_bytes.set(tier.num_bytes)
 
     def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
         for phase, seconds in startup_s.items():

@@ -20,6 +20,7 @@ from worker.batch import Batch, Inputs, Work
 from worker.drawing import Drawing, Draws
 from worker.errors import RowError
 from worker.grammar import Grammars
+from worker.host_tier import HostTier
 from worker.models.decoder import Outputs
 from worker.rows import Room, Row, Rows
 from worker.ubatches import ubatches
@@ -76,9 +77,11 @@ class ModelRunner:
         vocab_size: int,
         memory: Mapping[str, int],
         grammars: Grammars | None = None,
+        host_tier: HostTier | None = None,
     ) -> None:
         """`memory` says how many bytes are taken for what."""
         self.memory = memory
+        self.host_tier = host_tier
         self._inputs = inputs
         self._room = Room(cache.num_blocks, cache.block_size, inputs.num_positions)
         self._model = model

@@ -107,6 +107,7 @@ class WorkerServer:
             assert self._loaded is not None
             errands = Errands(
                 lease.rank,
+                runner.host_tier,
                 self._loaded.prepare_grammar,
                 lambda done: self._inbox.put(Answer(scheduler, done)),
             )
@@ -143,6 +144,9 @@ class WorkerServer:
         self._state = ""
         previous: int | None = None
         while True:
+            while errands.is_busy and self._inbox.empty():
+                errands.turn()
+            self._metrics.observe_host_tier(runner.host_tier)
             message = self._next()
             if isinstance(message, ERRANDS):
                 errands.run(message)
@@ -154,6 +158,7 @@ class WorkerServer:
                 raise LifeOver(reason)
             previous = plan.step_id
             scheduler.send(self._execute(scheduler, runner, plan))
+            errands.turn()
 
     def _execute(
         self, scheduler: Link, runner: ModelRunner, plan: wire.ExecutePlan

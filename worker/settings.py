@@ -48,6 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(description="for keys and values, e.g. 512MiB; empty = ¼ of free memory, ≤ 4 GiB"),
     ] = ""
+    host_kv_memory: Annotated[
+        str, Meta(description="host memory for blocks the KV cache evicts, e.g. 4GiB; 0 = none")
+    ] = "0"
     kv_layout: Annotated[
         str,
         Meta(

@@ -34,6 +34,8 @@ class Bounds(NamedTuple):
     max_waiting: int
     tenants: Mapping[str, TenantLimits] = {}
     """By name; `OTHERS` for those that are not named."""
+    host_blocks: int = 0
+    """Evicted blocks that the workers keep in host memory."""
 
     def of(self, tenant: str) -> TenantLimits:
         """Return what `tenant` may have."""

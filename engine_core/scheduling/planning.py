@@ -10,6 +10,7 @@ from typing import NamedTuple
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
 from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn, standing
+from engine_core.scheduling.fetching import Fetching
 from engine_core.scheduling.policy import (
     choose_blocks,
     choose_seat,
@@ -45,7 +46,14 @@ class Outlook(NamedTuple):
 class Planner:
     """Fills drafts from one roster, within `bounds`."""
 
-    def __init__(self, roster: Roster, bounds: Bounds, propose: Proposer | None) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        bounds: Bounds,
+        propose: Proposer | None,
+        fetching: Fetching | None = None,
+    ) -> None:
+        self._fetching = fetching
         self._roster = roster
         self._layout = roster.layout
         self._cache = roster.cache
@@ -201,7 +209,7 @@ class Planner:
         prefills, passed = draft.prefills, set[int]()
         may_start = not draft.has_preempted  # who just made room must not take it back
         while draft.budget:
-            may_start = may_start and len(self._roster.running) < self._bounds.max_num_seqs
+            may_start = may_start and self._has_seat()
             if may_start:
                 sequence = self._next_waiting(passed, prefills, now)
             else:
@@ -215,10 +223,15 @@ class Planner:
                 self._count_prefill(sequence, count)
                 continue
             known = self._known(sequence)
-            if may_join(sequence, self._roster.running) and self._fits(sequence, known):
-                self._start(sequence, known, draft, now)
-            else:
+            if not (may_join(sequence, self._roster.running) and self._fits(sequence, known)):
                 may_start = False  # nobody overtakes the one whose turn it is
+            elif self._fetching is None or not self._fetching.begin(sequence, known):
+                self._start(sequence, known, draft, now)
+
+    def _has_seat(self) -> bool:
+        """Return whether one more may start; whoever comes back from host memory takes one."""
+        roster = self._roster
+        return len(roster.running) + len(roster.fetching) < self._bounds.max_num_seqs
 
     def _next_waiting(
         self, passed: set[int], prefills: list[Sequence], now: float
@@ -233,7 +246,8 @@ class Planner:
             if sequence is None or sequence.status is Status.RUNNING:
                 return sequence
             if not (self._is_at_limit(sequence) or self._would_repeat(sequence)):
-                return sequence
+                if not self._is_coming(sequence):
+                    return sequence
             passed.add(sequence.seq_id)
 
     def _is_at_limit(self, sequence: Sequence) -> bool:
@@ -271,6 +285,12 @@ class Planner:
             return False
         known = self._known(sequence)
         return sequence.num_prompt - 1 - known.num_tokens >= self._layout.block_size
+
+    def _is_coming(self, sequence: Sequence) -> bool:
+        """Return whether host memory is about to bring another what `sequence` needs next."""
+        if self._fetching is None or not self._roster.fetching:
+            return False
+        return self._fetching.is_coming(sequence, self._known(sequence))
 
     def _most(self, sequence: Sequence) -> int:
         """Return for how many tokens there must be room before `sequence` may start."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import islice
 
 from engine_core.scheduling.block_pool import BlockPool
+from engine_core.scheduling.host_tier import HostTier
 from engine_core.scheduling.request import Request
 from engine_core.scheduling.reuse import Known
 from engine_core.scheduling.sequence import NEVER, Sequence
@@ -27,7 +28,9 @@ def model_key(facts: ModelFacts) -> bytes:
 class PrefixCache:
     """Blocks by key. `model_key` says what makes two models' values differ."""
 
-    def __init__(self, pool: BlockPool, model_key: bytes) -> None:
+    def __init__(self, pool: BlockPool, model_key: bytes, tier: HostTier | None = None) -> None:
+        """What is evicted goes to `tier`, if there is one."""
+        self._tier = tier
         self._pool = pool
         self._model_key = model_key
         self._blocks: dict[bytes, int] = {}
@@ -65,24 +68,36 @@ class PrefixCache:
         if count <= sequence.num_entered:
             return
         self._extend(sequence, count)
+        self.restore(sequence, sequence.num_entered, count)
+        sequence.num_entered = count
+        sequence.enter_at = (count + 1) * size
+
+    def keys(self, sequence: Sequence) -> list[bytes]:
+        """Return the keys of all blocks that `sequence` might find."""
+        most = (len(sequence.tokens) - 1) // self._pool.block_size
+        self._extend(sequence, most)
+        return sequence.block_keys[:most]
+
+    def restore(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Enter these pages of the table of `sequence`, whose content is what their keys say."""
         blocks, keys = self._blocks, sequence.block_keys
         block_ids = self._pool.table(sequence.seq_id)
-        for index in range(sequence.num_entered, count):
+        for index in range(start, stop):
             key = keys[index]
             if key not in blocks:  # the same tokens may be computed twice: the first stays
                 blocks[key] = block_id = block_ids[index]
                 self._keys[block_id] = key
                 self._pool.keep(block_id)
-        sequence.num_entered = count
-        sequence.enter_at = (count + 1) * size
 
     def retire(self, sequence: Sequence, num_computed: int) -> None:
         self.enter(sequence, num_computed)
         self._pool.free(sequence.seq_id)
 
     def distrust(self, sequence: Sequence) -> None:
-        """All its blocks are forgotten, also those that came from here."""
+        """All its blocks are forgotten, also those that came from here, and their copies."""
         self.exclude(sequence)
+        if self._tier is not None:
+            self._tier.forget(sequence.block_keys)
         if sequence.seq_id in self._pool.holders():
             for block_id in self._pool.table(sequence.seq_id):
                 self._forget(block_id)
@@ -92,7 +107,10 @@ class PrefixCache:
 
     def evict(self, num_free: int) -> None:
         while self._pool.num_free < num_free and self._pool.num_idle:
-            self._forget(self._pool.oldest_idle())
+            block_id = self._pool.oldest_idle()
+            if self._tier is not None:
+                self._tier.evicted(self._keys[block_id], block_id)
+            self._forget(block_id)
 
     def _forget(self, block_id: int) -> None:
         key = self._keys.pop(block_id, None)
@@ -134,4 +152,4 @@ class PrefixCache:
             problems.append(f"{len(self._blocks)} keys for {len(self._keys)} cached blocks")
         if strays := self._pool.kept().symmetric_difference(self._keys):
             problems.append(f"blocks {sorted(strays)} are kept or cached, not both")
-        return problems
+        return problems + (self._tier.check() if self._tier is not None else [])

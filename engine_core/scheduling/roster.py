@@ -44,6 +44,8 @@ class Roster:
         """Running sequences by tenant."""
         self.held: dict[int, Sequence] = {}
         """Those that wait for an errand of the workers, by seq_id."""
+        self.fetching: set[int] = set()
+        """Sequences, ended or not, whose table is being filled from host memory."""
         self._sessions: Sessions = {}
         self._returning: Returning = {}
         self._dropped: list[int] = []  # rows the workers are to forget with the next plan
@@ -60,8 +62,8 @@ class Roster:
 
     @property
     def is_returning(self) -> bool:
-        """True when blocks come back with a plan in flight."""
-        return bool(self._returning)
+        """True when blocks come back with a plan in flight or an errand."""
+        return bool(self._returning or self.fetching)
 
     def find(self, session: int, slot: int) -> Sequence | None:
         return self._sessions.get(session, {}).get(slot)
@@ -90,6 +92,7 @@ class Roster:
         sequence.capacity = len(sequence.block_ids) * self.layout.block_size
         sequence.num_computed = sequence.num_planned = num_computed
         sequence.is_inexact = False
+        sequence.has_fetched = False
         self.cache.watch(sequence, num_computed)
 
     def grow(self, sequence: Sequence, count: int) -> tuple[int, ...]:
@@ -255,8 +258,8 @@ class Roster:
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         found = discrepancies(
-            self.layout, self.cache.holders(), self._sessions, self.waiting, self.running,
-            self.held.values(), self.paused.values(), self._returning,
+            self.layout, (*self.cache.holders(), *self.fetching), self._sessions, self.waiting,
+            self.running, self.held.values(), self.paused.values(), self._returning,
         )  # fmt: skip
         if self.seats != (seats := Counter(row.tenant for row in self.running)):
             found.append(f"seats {dict(self.seats)} are counted, {dict(seats)} are taken")

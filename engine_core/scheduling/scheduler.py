@@ -16,6 +16,8 @@ from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.context_shift import replay
 from engine_core.scheduling.draft import Flight
 from engine_core.scheduling.errands import Errands
+from engine_core.scheduling.fetching import new_fetching
+from engine_core.scheduling.host_tier import HostTier
 from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit, room
@@ -52,14 +54,16 @@ class Scheduler:
 
         `propose` guesses what rows say next (`speculation.py`); None = one token a step.
         """
-        self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key)
+        self._errands = Errands()
+        self._tier = HostTier(bounds.host_blocks, self._errands) if bounds.host_blocks else None
+        self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key, self._tier)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
         self._facts = Facts(vocab_size, max_model_len, num_blocks * block_size, block_size, layout)
         self.max_model_len = self._facts.max_total
         self._bounds = bounds
-        self._planner = Planner(self._roster, bounds, propose)
-        self._errands = Errands()
+        fetching = new_fetching(self._roster, self._tier)
+        self._planner = Planner(self._roster, bounds, propose, fetching)
         self._compiling = Compiling(self._roster, self._errands)
         self._outcome = Outcome(self._roster)
         self.inspection = Inspection(self._roster, self._planner, self._facts, bounds, layout)
@@ -133,6 +137,8 @@ class Scheduler:
         """Forget all that is cached and not in use; return how many blocks it had."""
         num_idle = self.pool.num_idle
         self._roster.cache.evict(self.pool.num_blocks)
+        if self._tier is not None:
+            self._tier.clear()
         return num_idle
 
     def take_events(self) -> list[TokenEvent]:
@@ -211,6 +217,8 @@ class Scheduler:
 
     def take_errands(self) -> list[Errand | DropKeys]:
         """Return what the workers are to do before the next plan."""
+        if self._tier is not None:
+            self._tier.flush()
         return self._errands.take()
 
     def errand_done(self, answer: ErrandDone, now: float) -> None:

@@ -100,12 +100,12 @@ class Sequence:
 
     __slots__ = (
         "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
-        "first_output", "first_token_at", "is_embed", "is_inexact", "is_paused", "last_plan",
-        "last_token_at", "max_context", "max_new", "max_total", "may_shift", "min_total",
-        "num_cached", "num_computed", "num_dropped", "num_entered", "num_expected", "num_guesses",
-        "num_planned", "num_preemptions", "num_prompt", "num_prompt_left", "num_told", "order",
-        "request", "scheduled_at", "seq_id", "session", "slot", "status", "stop_ids", "tenant",
-        "tokens",
+        "first_output", "first_token_at", "has_fetched", "is_embed", "is_inexact", "is_paused",
+        "last_plan", "last_token_at", "max_context", "max_new", "max_total", "may_shift",
+        "min_total", "num_cached", "num_computed", "num_dropped", "num_entered", "num_expected",
+        "num_guesses", "num_planned", "num_preemptions", "num_prompt", "num_prompt_left",
+        "num_told", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
+        "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, room: Room) -> None:
@@ -138,6 +138,7 @@ class Sequence:
         # the last position of the prompt whose logprobs are out: they come before any output
         self.num_told = self.num_prompt if len(self.tokens) > self.num_prompt else 0
         self.num_cached = 0  # prompt tokens found when it first started
+        self.has_fetched = False  # it has asked host memory since it last ran
         self.family: list[Sequence] = []  # the live choices of one request, this one among them
         self.last_plan = 0
         self.num_preemptions = 0

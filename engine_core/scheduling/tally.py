@@ -22,6 +22,8 @@ class Tally:
         self.num_prefix_hits = 0
         self.num_found = 0
         self.num_not_found = 0
+        self.num_host_hits = 0
+        self.num_host_losses = 0
         self.iteration_tokens = [0] * (len(ITERATION_BUCKETS) + 1)
         self._last_end: float | None = None
         self._interval_s = 0.0
@@ -39,6 +41,11 @@ class Tally:
             self.num_found += 1
         else:
             self.num_not_found += 1
+
+    def fetched(self, num_good: int, num_lost: int) -> None:
+        """Count tokens that came back from host memory, and those that should have."""
+        self.num_host_hits += num_good
+        self.num_host_losses += num_lost
 
     def finished(self, now: float) -> None:
         """Note an end; the mean time between two ends is the rate at which the queue drains."""

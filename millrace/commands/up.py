@@ -30,6 +30,7 @@ VARIABLES = {  # option: variable of docker-compose.yml
     "max_model_len": "MAX_MODEL_LEN",
     "kv_cache_memory": "KV_CACHE_MEMORY",
     "kv_layout": "KV_LAYOUT",
+    "host_kv_memory": "HOST_KV_MEMORY",
     "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
     "api_key_file": "API_KEY_FILE",
     "log_level": "LOG_LEVEL",
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--tensor-parallel-size", type=_count, metavar="N", help="workers per replica")
     option("--max-model-len", type=_count, metavar="L", help="longest sequence in tokens")
     option("--kv-cache-memory", metavar="SIZE", help="KV cache of one worker, e.g. 2GiB")
+    option("--host-kv-memory", metavar="SIZE", help="host memory for evicted KV (default: none)")
     option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
     option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
     option("--log-level", choices=["debug", "info", "warning", "error"])

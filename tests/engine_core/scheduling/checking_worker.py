@@ -20,12 +20,14 @@ from protos.worker import (
     Errand,
     ErrandDone,
     ExecutePlan,
+    LoadBlocks,
     Logprobs,
     SequenceFault,
     SequenceStart,
     SequenceStep,
     Shift,
     StepResult,
+    StoreBlocks,
 )
 
 
@@ -91,6 +93,8 @@ class CheckingWorker:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.rows: dict[int, Row] = {}
         self.cells: dict[tuple[int, int], int] = {}
+        self.host: dict[bytes, list[int]] = {}
+        self.host_blocks = 0
         self.in_flight: dict[int, dict[int, tuple[int, ...]]] = {}  # step_id → seq_id → its blocks
         self.next_index: dict[int, int] = {}  # seq_id → output index of the next token
         self.num_computed = 0
@@ -125,8 +129,36 @@ class CheckingWorker:
 
     def run(self, errand: Errand | DropKeys) -> ErrandDone | None:
         """Do an errand at once; a grammar called bad is none."""
-        assert isinstance(errand, CompileGrammar)
-        return ErrandDone(0, errand.errand_id, "bad grammar" * (errand.sampling == b"bad"))
+        match errand:
+            case DropKeys():
+                for key in errand.keys:
+                    self.host.pop(key, None)
+                return None
+            case CompileGrammar():
+                return ErrandDone(0, errand.errand_id, "bad grammar" * (errand.sampling == b"bad"))
+            case StoreBlocks():
+                self._store(errand)
+                return ErrandDone(0, errand.errand_id, num_blocks=len(errand.keys))
+            case LoadBlocks():
+                return ErrandDone(0, errand.errand_id, num_blocks=self._load(errand))
+
+    def _store(self, errand: StoreBlocks) -> None:
+        for block_id, key in zip(errand.block_ids, errand.keys, strict=True):
+            assert key not in self.host, "stored twice"
+            cells = [self.cells[block_id, offset] for offset in range(self.block_size)]
+            self.host[key] = cells
+        assert len(self.host) <= self.host_blocks, "host memory is full"
+
+    def _load(self, errand: LoadBlocks) -> int:
+        """Return how many from the first on are good; what comes behind is not touched."""
+        held = {b for rows in self.in_flight.values() for blocks in rows.values() for b in blocks}
+        for count, (block_id, key) in enumerate(zip(errand.block_ids, errand.keys, strict=True)):
+            assert block_id not in held, "a block is overwritten that a plan under way names"
+            if (cells := self.host.get(key)) is None:
+                return count
+            for offset, value in enumerate(cells):
+                self.cells[block_id, offset] = value
+        return len(errand.keys)
 
     def applied(self, step_id: int) -> None:
         del self.in_flight[step_id]

@@ -20,8 +20,10 @@ from protos.worker import (
     ErrandDone,
     ExecutePlan,
     Limits,
+    LoadBlocks,
     SequenceFault,
     StepResult,
+    StoreBlocks,
 )
 
 Words = dict[str, str]
@@ -64,6 +66,7 @@ class Scenario:
                 int(words.get("budget", 64)),
                 int(words.get("waiting", 8)),
                 parse(self.limits),
+                int(words.get("host", 0)),
             ),
             prefix_key=b"m" if words.get("cache") == "on" else None,
             propose=(lambda tokens, most: guesses[:most]) if guesses else None,
@@ -202,8 +205,12 @@ def told_errand(errand: Errand | DropKeys) -> str:
     match errand:
         case CompileGrammar():
             return f"errand {errand.errand_id}: compile {errand.sampling.decode()}"
-        case _:
-            raise AssertionError(errand)
+        case DropKeys():
+            return f"drop {len(errand.keys)} keys"
+        case StoreBlocks():
+            return f"errand {errand.errand_id}: store blocks {[*errand.block_ids]}"
+        case LoadBlocks():
+            return f"errand {errand.errand_id}: load blocks {[*errand.block_ids]}"
 
 
 def told_event(event: TokenEvent) -> str:

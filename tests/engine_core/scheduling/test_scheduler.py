@@ -42,11 +42,13 @@ def new_scheduler(
     layout: str = "block",
     propose: Proposer | None = None,
     num_tokens: int = NUM_TOKENS,
+    host_blocks: int = 0,
 ) -> Scheduler:
     block_size = BLOCK_SIZES[layout]
     return Scheduler(
         num_blocks=num_tokens // block_size, block_size=block_size, vocab_size=100,
-        max_model_len=MAX_MODEL_LEN, bounds=Bounds(SEATS, BUDGET, max_waiting), prefix_key=b"m",
+        max_model_len=MAX_MODEL_LEN,
+        bounds=Bounds(SEATS, BUDGET, max_waiting, host_blocks=host_blocks), prefix_key=b"m",
         layout=layout, propose=propose,
     )  # fmt: skip
 
@@ -82,11 +84,15 @@ class Lives(RuleBasedStateMachine):
     layout = "block"
     num_tokens = NUM_TOKENS
     propose: Proposer | None = None
+    host_blocks = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler(6, self.layout, self.propose, self.num_tokens)
+        self.scheduler = new_scheduler(
+            6, self.layout, self.propose, self.num_tokens, self.host_blocks
+        )
         self.worker = CheckingWorker(BLOCK_SIZES[self.layout], SEATS, BUDGET)
+        self.worker.host_blocks = self.host_blocks
         self.results: deque[StepResult] = deque()
         self.lives: dict[tuple[int, int], Life] = {}
         self.paused = set[tuple[int, int]]()
@@ -310,7 +316,39 @@ class GuessedLives(Lives):
     propose = staticmethod(some_right)
 
 
-NUM_LIVES = {Lives: 100, SlotLives: 50, RoomySlotLives: 20, StaticLives: 20, GuessedLives: 50}
+class HostLives(Lives):
+    """The same with a host memory of a few blocks, which loses some."""
+
+    host_blocks = 10
+
+    @rule()
+    def evict(self) -> None:
+        """Pages make way sooner than they must."""
+        self.scheduler._roster.cache.evict(NUM_TOKENS)
+
+    @rule(prompt=COMMON, places=st.sets(st.integers(0, 9)), count=st.integers(1, 9))
+    def ask_again(self, prompt: list[int], places: set[int], count: int) -> None:
+        for _ in range(2):
+            self.add(prompt, 2, set(), 1, 0, (0, 0, 0, ""), None, 0, b"", None, False)
+            self.run_steps(0, count)
+            self.evict()
+            self.lose(places)
+
+    @rule(places=st.sets(st.integers(0, 9), min_size=1))
+    def lose(self, places: set[int]) -> None:
+        for place, key in enumerate(list(self.worker.host)):
+            if place in places:
+                del self.worker.host[key]
+
+
+NUM_LIVES = {
+    Lives: 100,
+    SlotLives: 50,
+    RoomySlotLives: 20,
+    StaticLives: 20,
+    GuessedLives: 50,
+    HostLives: 60,
+}
 
 
 def live(lives: type[Lives], max_examples: int) -> None:
