@@ -83,7 +83,7 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
     return ToolPlan(
         format=tool_format,
         offer=Offer(names, max_calls=1 if is_single else None, is_eager=is_forced),
-        calls_grammar=tool_format.grammar(functions, is_single),
+        calls_grammar=tool_format.grammar(functions, is_single, info.tag_tokens),
         is_forced=is_forced,
     )
 

@@ -11,6 +11,7 @@ from tokenizer_service.reasoning import CLOSE
 
 HERMES = "hermes"
 """`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`: Qwen2, Qwen2.5, Qwen3, Hermes."""
+TOOL_TAGS = ("<tool_call>", "</tool_call>")
 LLAMA3 = "llama3"
 """`{"name": …, "parameters": …}`, with `<|python_tag|>` before it or not: Llama 3.1 and 3.2."""
 THINK_TAGS = "think_tags"

@@ -12,7 +12,12 @@ from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.columns import unpack
 from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
-from tokenizer_service.formats import reasoning_format, spells_no_tools, tool_format
+from tokenizer_service.formats import (
+    TOOL_TAGS,
+    reasoning_format,
+    spells_no_tools,
+    tool_format,
+)
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import ModelFolder, read_model_folder
@@ -77,7 +82,14 @@ class TextModel:
             vocab_size=self.vocab_size,
             tool_format=tool_format(self.folder.templates),
             reasoning_format=self.reasoning_format,
+            tag_tokens=self._tag_tokens(),
         )
+
+    def _tag_tokens(self) -> list[str]:
+        """Return the tags that are tokens: a grammar must call these by name, not spell them."""
+        if self.tokenizer is None:
+            return []
+        return [tag for tag in TOOL_TAGS if self.tokenizer.id_of(tag) is not None]
 
     def thoughts_place(self, request: TextRequest, prompt: Prompt) -> Place | None:
         """Return where the request's text begins; None when its thoughts are not parted."""

@@ -60,8 +60,13 @@ class ToolFormat(Protocol):
     def parser(self, offer: Offer) -> ToolParser:
         """Return a parser for one choice."""
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], is_single: bool) -> str:
-        """Return rules in llguidance's Lark; `calls` stands for one call, or several."""
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], is_single: bool, tag_tokens: Collection[str]
+    ) -> str:
+        """Return rules in llguidance's Lark; `calls` stands for one call, or several.
+
+        `tag_tokens` are the tags that are tokens of the model: Lark calls those by name.
+        """
 
 
 class Malformed(Exception):

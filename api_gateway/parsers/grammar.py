@@ -22,18 +22,19 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 def rules(
     tools: Sequence[Mapping[str, Any]],
     is_single: bool,
-    before: str,
     key: str,
-    after: str,
+    around: tuple[str, str],
     between: str,
 ) -> str:
-    """Return the rules of `calls`, each `before {"name": …, key: {…}} after`."""
+    """Return the rules of `calls`, each `{"name": …, key: {…}}` with Lark before and after it."""
+    before, after = around
     lines = [f"calls: call ({quoted(between)} call)*" if not is_single else "calls: call"]
     lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
     for k, tool in enumerate(tools):
-        head = f'{before}{{"name": {json.dumps(tool["name"])}, "{key}": '
+        head = quoted(f'{{"name": {json.dumps(tool["name"])}, "{key}": ')
         schema = json.dumps(spaced(closed(tool.get("parameters") or ANY_OBJECT)))
-        lines.append(f"call_{k}: {quoted(head)} arguments_{k} {quoted('}' + after)}")
+        body = f"{head} arguments_{k} {quoted('}')}"
+        lines.append(" ".join(filter(None, (f"call_{k}:", before, body, after))))
         lines.append(f"arguments_{k}: %json {schema}")
     return "\n".join(lines) + "\n"
 

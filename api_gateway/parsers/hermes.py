@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from api_gateway.parsers.calls import (
@@ -14,9 +14,9 @@ from api_gateway.parsers.calls import (
     ToolParser,
     held_back,
 )
-from api_gateway.parsers.grammar import rules
+from api_gateway.parsers.grammar import quoted, rules
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE, NEWLINE = "<tool_call>", "</tool_call>", "\n"
 
 
 class Hermes:
@@ -25,8 +25,12 @@ class Hermes:
     def parser(self, offer: Offer) -> ToolParser:
         return HermesParser(offer)
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], is_single: bool) -> str:
-        return rules(tools, is_single, f"{OPEN}\n", "arguments", f"\n{CLOSE}", "\n")
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], is_single: bool, tag_tokens: Collection[str]
+    ) -> str:
+        before = f"{tag(OPEN, tag_tokens)} {quoted(NEWLINE)}"
+        after = f"{quoted(NEWLINE)} {tag(CLOSE, tag_tokens)}"
+        return rules(tools, is_single, "arguments", (before, after), NEWLINE)
 
 
 class HermesParser:
@@ -108,3 +112,8 @@ class HermesParser:
         deltas.append(self._text[: self._body_at])
         self._text = self._text[self._body_at :]
         self._call = None
+
+
+def tag(text: str, tag_tokens: Collection[str]) -> str:
+    """Return a tag in Lark: a token by its name, anything else letter by letter."""
+    return text if text in tag_tokens else quoted(text)

@@ -5,7 +5,7 @@ Several calls are separated by `;`. `<|python_tag|>` may stand in front.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from api_gateway.parsers.calls import SPACE, CallScan, Delta, Malformed, Offer, ToolParser
@@ -20,8 +20,10 @@ class Llama3:
     def parser(self, offer: Offer) -> ToolParser:
         return Llama3Parser(offer)
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], is_single: bool) -> str:
-        return rules(tools, is_single, "", "parameters", "", "; ")
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], is_single: bool, tag_tokens: Collection[str]
+    ) -> str:
+        return rules(tools, is_single, "parameters", ("", ""), "; ")
 
 
 class Llama3Parser:

@@ -130,9 +130,9 @@ HERMES_REQUIRED = """\
 start: calls
 calls: call ("\\n" call)*
 call: call_0 | call_1
-call_0: "<tool_call>\\n{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}\\n</tool_call>"
+call_0: "<tool_call>" "\\n" "{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}" "\\n" "</tool_call>"
 arguments_0: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false}
-call_1: "<tool_call>\\n{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}\\n</tool_call>"
+call_1: "<tool_call>" "\\n" "{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}" "\\n" "</tool_call>"
 arguments_1: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object"}
 """  # noqa: E501
 
@@ -154,6 +154,17 @@ async def test_forced_calls_go_through_a_grammar(
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
     _, either = await sent(client, fake, tools=TOOLS, response_format=form)
     assert either.text.startswith("start: calls | answer\nanswer: %json {")
+
+
+async def test_tags_that_are_tokens_are_called_by_name(fake: FakeTokenizer) -> None:
+    tags = ["<tool_call>", "</tool_call>"]
+    fake.info = ModelInfo(id=MODEL, tool_format="hermes", tag_tokens=tags)
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        _, grammar = await sent(http, fake, tools=TOOLS, tool_choice="required")
+    wanted = HERMES_REQUIRED
+    for tag in tags:
+        wanted = wanted.replace(f'"{tag}"', tag)
+    assert grammar.text == wanted
 
 
 async def test_forced_arguments_flow_and_a_cut_call_is_length(
