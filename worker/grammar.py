@@ -8,6 +8,7 @@ grammar is asked for; a worker without it refuses such requests alone.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from worker.sampling.candidates import Flags, column
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+log = logging.getLogger(__name__)
 
 MAX_COMPILED = 64
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
@@ -47,6 +50,16 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[int, str], LLMatcher] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, "grammar")
+
+    def warm_up(self) -> None:
+        """Read the tokenizer now: of a large one that takes a second, in which no thread runs.
+
+        Where there is none, a request with a grammar will be told so.
+        """
+        try:
+            self._open()
+        except RowError as error:
+            log.info("no grammars", extra={"reason": str(error)})
 
     def prepare(self, sampling: bytes) -> str:
         """Compile what these SamplingParams ask for; return why that is not possible, or ""."""
@@ -79,14 +92,10 @@ class Grammars:
             return matcher.deep_copy()
 
     def _compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
-        try:
-            from llguidance import LLMatcher, LLTokenizer
-        except ModuleNotFoundError as error:
-            raise RowError("grammars need the package llguidance, it is not installed") from error
-        with self._opening:
-            if self._tokenizer is None:
-                self._tokenizer = _open(LLTokenizer, self._path, self._vocab_size)
-        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar), log_level=0, limits=_limits())
+        tokenizer = self._open()
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(tokenizer, to_llguidance(grammar), log_level=0, limits=_limits())
         first = matcher.deep_copy()
         if not first.is_error():
             first.compute_bitmask()  # some limits are only met at the first token
@@ -94,14 +103,24 @@ class Grammars:
             raise RowError(f"the grammar cannot be compiled: {first.get_error()}")
         return matcher
 
+    def _open(self) -> LLTokenizer:
+        try:
+            from llguidance import LLTokenizer
+        except ModuleNotFoundError as error:
+            raise RowError("grammars need the package llguidance, it is not installed") from error
+        with self._opening:
+            if self._tokenizer is None:
+                self._tokenizer = _read(LLTokenizer, self._path, self._vocab_size)
+            return self._tokenizer
 
-def _open(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
+
+def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
     try:
         text = path.read_text(encoding="utf-8")
-        tokenizer = make(text)
-        if tokenizer.vocab_size < vocab_size:  # embeddings are padded: those ids are never allowed
-            tokenizer = make(text, n_vocab=vocab_size)
-        return tokenizer
+        try:
+            return make(text, n_vocab=vocab_size)  # padded ids are never allowed
+        except ValueError:  # it has more ids than the model, or it is none: that is said now
+            return make(text)
     except Exception as error:
         raise RowError(f"grammars need {path}: {error}") from error
 

@@ -129,6 +129,7 @@ class WorkerServer:
         num_blocks = self._expect(wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))
         self._timed("warm_up", lambda: warm_up(runner))
+        self._timed("grammars", loaded.grammars.warm_up)
         gc.collect()
         gc.freeze()
         self._metrics.observe_startup(self._startup_s, runner.memory)

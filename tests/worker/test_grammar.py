@@ -234,6 +234,15 @@ def test_no_tokenizer_or_library_is_said(
     assert "llguidance, it is not installed" in grammars.prepare(sampling(grammar=rule))
 
 
+def test_a_vocabulary_larger_than_the_models_is_cut(tmp_path: Path) -> None:
+    LIBRARY.save(str(tmp_path / "tokenizer.json"))
+    follower = Grammars(tmp_path / "tokenizer.json", 200).follow(
+        grammar("REGEX", "(?s:.*)"), np.zeros(0, np.int64)
+    )
+    allowed = follower.allowed(np.zeros(0, np.int32))
+    assert allowed is not None and 100 < len(allowed) <= 200 and allowed.max() < 200
+
+
 def test_only_the_last_grammars_are_kept(grammars: Grammars) -> None:
     for number in range(MAX_COMPILED + 5):
         assert grammars.prepare(sampling(grammar=grammar("CHOICE", [f"n{number}"]))) == ""

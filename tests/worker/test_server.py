@@ -87,7 +87,7 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     engine.front.lease(peer, scheduler.port)
     report, ready_message = scheduler.start_worker(24)
     assert report.facts == tiny.facts(10**6)
-    assert set(ready_message.startup_s) == {"load", "allocate", "warm_up"}
+    assert set(ready_message.startup_s) == {"load", "allocate", "warm_up", "grammars"}
     assert set(ready_message.memory) == {"weights", "kv", "workspace", "reserve"}
     expected = generate(tiny.runner(24), {1: PROMPT}, 3).token_ids[1]
     tokens = [first_token(scheduler)]
@@ -123,6 +123,9 @@ def test_grammars_are_compiled_beside_the_steps(engine: FakeEngine, tiny: Loaded
     go_on = threading.Event()
 
     class Slow:
+        def warm_up(self) -> None:
+            """There is no tokenizer to read."""
+
         def prepare(self, sampling: bytes) -> str:
             assert go_on.wait(20)
             if sampling == b"broken":
