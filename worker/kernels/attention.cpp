@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include "program.h"
+#include "tiles.h"
 
 namespace millrace {
 
@@ -12,7 +13,7 @@ struct SplitCells {
   const uint8_t* values[SPLIT];
 };
 
-static void find_cells(const RowMap& rows, const Tile& tile, int64_t split, int64_t item_bytes,
+static void find_cells(const RowMap& rows, const RowTile& tile, int64_t split, int64_t item_bytes,
                        SplitCells* cells) {
   const AttentionArguments& a = rows.a;
   int64_t first = split * SPLIT, block_size = rows.step.block_size;
@@ -36,6 +37,12 @@ static void find_cells(const RowMap& rows, const Tile& tile, int64_t split, int6
 
 namespace millrace {
 
+#if defined(MILLRACE_EMULATE_TILES)
+const Levels attention_kernels = EVERY_LEVEL_AND(attention, portable::attention_tiles);
+#elif defined(__x86_64__)
+const Levels attention_kernels = EVERY_LEVEL_AND(attention, avx512::attention_tiles);
+#else
 const Levels attention_kernels = EVERY_LEVEL(attention);
+#endif
 
 }  // namespace millrace

@@ -21,9 +21,24 @@ constexpr int64_t PAIR_RUN = 32;   // keys of one pair of chains
 constexpr int64_t TILE_ROWS = 32;  // rows that share the keys they read
 
 // Rows of one sequence and key head, numbered token by token and head by head of its group.
-struct Tile {
+struct RowTile {
   int64_t sequence, kv_head, first_row, num_rows;
   int64_t first_split, num_splits;
+};
+
+// A run of PAIR_RUN keys of a split, from key `first` on, and which keys of the split a row sees.
+struct RunOfKeys {
+  int64_t first;
+  int64_t from[TILE_ROWS], to[TILE_ROWS];
+
+  // The row's part of the run, 0 .. PAIR_RUN.
+  int64_t begin(int64_t row) const { return max_of(from[row], first) - first; }
+  int64_t end(int64_t row) const { return min_of(to[row], first + PAIR_RUN) - first; }
+  bool is_whole(int64_t row, int64_t stop) const {
+    for (; row < stop; row++)
+      if (begin(row) != 0 || end(row) != PAIR_RUN) return false;
+    return true;
+  }
 };
 
 // What some splits of a tile have come to.
@@ -46,14 +61,14 @@ struct RowMap {
   RowMap(const AttentionArguments& arguments, const Step& s)
       : a(arguments), step(s), group(arguments.num_heads / arguments.num_kv_heads) {}
 
-  int64_t token(const Tile& tile, int64_t row) const {
+  int64_t token(const RowTile& tile, int64_t row) const {
     return step.query_starts[tile.sequence] + (tile.first_row + row) / group;
   }
-  int64_t head(const Tile& tile, int64_t row) const {
+  int64_t head(const RowTile& tile, int64_t row) const {
     return tile.kv_head * group + (tile.first_row + row) % group;
   }
-  int64_t end(const Tile& tile, int64_t row) const { return step.positions[token(tile, row)] + 1; }
-  int64_t begin(const Tile& tile, int64_t row) const {
+  int64_t end(const RowTile& tile, int64_t row) const { return step.positions[token(tile, row)] + 1; }
+  int64_t begin(const RowTile& tile, int64_t row) const {
     return a.window ? max_of(0, end(tile, row) - a.window) : 0;
   }
 
@@ -66,11 +81,11 @@ struct RowMap {
     for (int64_t b = 0; b < step.num_sequences; b++) tiles += tiles_of(b);
     return tiles * a.num_kv_heads;
   }
-  Tile tile(int64_t number) const {
+  RowTile tile(int64_t number) const {
     int64_t place = number / a.num_kv_heads, b = 0;
     for (; place >= tiles_of(b); b++) place -= tiles_of(b);
     int64_t tokens = step.query_starts[b + 1] - step.query_starts[b], first = place * TILE_ROWS;
-    Tile t{b, number % a.num_kv_heads, first, min_of(TILE_ROWS, tokens * group - first), 0, 0};
+    RowTile t{b, number % a.num_kv_heads, first, min_of(TILE_ROWS, tokens * group - first), 0, 0};
     t.first_split = begin(t, 0) / SPLIT;
     t.num_splits = ceil_div(end(t, t.num_rows - 1), SPLIT) - t.first_split;
     return t;

@@ -187,6 +187,39 @@ void in_runs(int64_t first, int64_t stop, One&& one) {
   if constexpr (ROWS > 1) in_runs<ROWS - 1>(first, stop, one);
 }
 
+// The products of a tile's rows with the vectors of the level.
+template <class C>
+class VectorProducts {
+ public:
+  VectorProducts(const float (*q)[MAX_HEAD_DIM], int64_t num_rows, int64_t head_dim)
+      : q_(q), num_rows_(num_rows), head_dim_(head_dim) {}
+
+  // scores[row][lane] of one group of keys.
+  void score(const uint32_t* panel, float* scores) {
+    in_runs<MOST_ROWS>(0, num_rows_, [&](auto count, int64_t r) {
+      score_rows<C, count.value>(q_[r], panel, ceil_div(head_dim_, 32), scores + r * SPLIT);
+    });
+  }
+
+  // Add one run of keys to rows `first` .. `stop`; those that see the same keys of it together.
+  void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
+             const float (*weights)[SPLIT], Partial* out) {
+    for (int64_t r = first, next; r < stop; r = next) {
+      int64_t begin = run.begin(r), end = run.end(r);
+      for (next = r + 1; next < stop && run.begin(next) == begin && run.end(next) == end;) next++;
+      if (begin >= end) continue;
+      in_runs<MOST_ROWS>(r, next, [&](auto count, int64_t m) {
+        weigh_rows<C, count.value>(values, begin, end, weights[m] + run.first, head_dim_,
+                                   out->values[m]);
+      });
+    }
+  }
+
+ private:
+  const float (*q_)[MAX_HEAD_DIM];
+  int64_t num_rows_, head_dim_;
+};
+
 // The weights of one row over its keys `from` .. `to` of the split: scores become e^(score - max).
 template <class C>
 void weights_of(float* scores, int64_t from, int64_t to, float* maximum, float* total) {
@@ -206,12 +239,12 @@ void weights_of(float* scores, int64_t from, int64_t to, float* maximum, float* 
   *total = sum(sums);
 }
 
-template <class C>
+template <class C, class Products = VectorProducts<C>>
 struct Attention {
   RowMap rows;
 
   // Queries of a tile, scaled, and as the products take them.
-  void read_queries(const Tile& tile, float (*q)[MAX_HEAD_DIM]) const {
+  void read_queries(const RowTile& tile, float (*q)[MAX_HEAD_DIM]) const {
     int64_t head_dim = rows.a.head_dim;
     Lanes scale = splat(float(1.0 / __builtin_sqrt(double(head_dim))));
     for (int64_t r = 0; r < tile.num_rows; r++) {
@@ -227,55 +260,35 @@ struct Attention {
   }
 
   // One split of a tile.
-  void compute(const Tile& tile, int64_t split, const float (*q)[MAX_HEAD_DIM],
+  void compute(const RowTile& tile, int64_t split, const float (*q)[MAX_HEAD_DIM],
                Partial* out) const {
     SplitCells cells;
     find_cells(rows, tile, split, sizeof(typename C::Item), &cells);
     int64_t head_dim = rows.a.head_dim, num_rows = tile.num_rows;
     alignas(64) float scores[TILE_ROWS][SPLIT];
     alignas(64) uint32_t panel[MAX_HEAD_DIM * GROUP];
+    Products products(q, num_rows, head_dim);
     for (int64_t g = cells.begin / GROUP; g * GROUP < cells.end; g++) {
       turn_keys<C>(cells, g, head_dim, panel);
-      in_runs<MOST_ROWS>(0, num_rows, [&](auto count, int64_t r) {
-        score_rows<C, count.value>(q[r], panel, ceil_div(head_dim, 32), scores[r] + g * GROUP);
-      });
+      products.score(panel, scores[0] + g * GROUP);
     }
-    int64_t from[TILE_ROWS], to[TILE_ROWS], first = split * SPLIT;
+    RunOfKeys run;
+    int64_t first = split * SPLIT;
     for (int64_t r = 0; r < num_rows; r++) {
-      from[r] = max_of(0, rows.begin(tile, r) - first);
-      to[r] = min_of(SPLIT, rows.end(tile, r) - first);
+      int64_t from = run.from[r] = max_of(0, rows.begin(tile, r) - first);
+      int64_t to = run.to[r] = min_of(SPLIT, rows.end(tile, r) - first);
       out->maximum[r] = -__builtin_inff();
       out->sum[r] = 0.0f;
-      if (from[r] < to[r])
-        weights_of<C>(scores[r], from[r], to[r], &out->maximum[r], &out->sum[r]);
+      if (from < to) weights_of<C>(scores[r], from, to, &out->maximum[r], &out->sum[r]);
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
-    for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN)
-      weigh(cells.values + j, j, from, to, num_rows, scores, out);
-  }
-
-  // One run of keys: rows that see all of it together, the others one by one.
-  void weigh(const uint8_t* const* values, int64_t j, const int64_t* from, const int64_t* to,
-             int64_t num_rows, const float (*scores)[SPLIT], Partial* out) const {
-    int64_t head_dim = rows.a.head_dim;
-    for (int64_t r = 0; r < num_rows;) {
-      int64_t stop = r;
-      while (stop < num_rows && from[stop] <= j && to[stop] >= j + PAIR_RUN) stop++;
-      in_runs<MOST_ROWS>(r, stop, [&](auto count, int64_t m) {
-        weigh_rows<C, count.value>(values, 0, PAIR_RUN, scores[m] + j, head_dim, out->values[m]);
-      });
-      if (stop > r) {
-        r = stop;
-        continue;
-      }
-      int64_t begin = max_of(from[r], j) - j, end = min_of(to[r], j + PAIR_RUN) - j;
-      if (begin < end)
-        weigh_rows<C, 1>(values, begin, end, scores[r] + j, head_dim, out->values[r]);
-      r++;
+    for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
+      run.first = j;
+      products.weigh(cells.values + j, run, 0, num_rows, scores, out);
     }
   }
 
-  void clear(const Tile& tile, Partial* all) const {
+  void clear(const RowTile& tile, Partial* all) const {
     for (int64_t r = 0; r < tile.num_rows; r++) {
       all->maximum[r] = -__builtin_inff();
       all->sum[r] = 0.0f;
@@ -284,7 +297,7 @@ struct Attention {
   }
 
   // all += split, rows that see nothing of it apart.
-  void join(const Tile& tile, int64_t split, const Partial& part, Partial* all) const {
+  void join(const RowTile& tile, int64_t split, const Partial& part, Partial* all) const {
     for (int64_t r = 0; r < tile.num_rows; r++) {
       if (rows.begin(tile, r) >= (split + 1) * SPLIT || rows.end(tile, r) <= split * SPLIT) continue;
       float top = largest_of(all->maximum[r], part.maximum[r]);
@@ -301,7 +314,7 @@ struct Attention {
 
   static float largest_of(float a, float b) { return a > b ? a : b; }
 
-  void write(const Tile& tile, const Partial& all) const {
+  void write(const RowTile& tile, const Partial& all) const {
     int64_t head_dim = rows.a.head_dim;
     for (int64_t r = 0; r < tile.num_rows; r++) {
       float* out =
@@ -314,7 +327,7 @@ struct Attention {
   }
 
   // A whole tile in one thread.
-  void tile_alone(const Tile& tile) const {
+  void tile_alone(const RowTile& tile) const {
     alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
     alignas(64) Partial part, all;
     read_queries(tile, q);
@@ -327,7 +340,7 @@ struct Attention {
   }
 
   // A long tile, its splits shared out.
-  void tile_shared(Pool& pool, const Tile& tile) const {
+  void tile_shared(Pool& pool, const RowTile& tile) const {
     alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
@@ -349,11 +362,11 @@ struct Attention {
     int64_t limit = max_of(1, total / (4 * pool.num_threads()));
     if (pool.num_threads() == 1) limit = total;
     pool.each(count, [&](int64_t i, int) {
-      Tile tile = rows.tile(i);
+      RowTile tile = rows.tile(i);
       if (tile.num_splits <= limit) tile_alone(tile);
     });
     for (int64_t i = 0; i < count; i++) {
-      Tile tile = rows.tile(i);
+      RowTile tile = rows.tile(i);
       if (tile.num_splits > limit) tile_shared(pool, tile);
     }
   }
@@ -364,3 +377,7 @@ void attention(const Run& run, const Op& op) {
   a.cache_format == Format::F32 ? Attention<FloatCache>{RowMap(a, run.step)}.run(run.pool)
                                 : Attention<Bf16Cache>{RowMap(a, run.step)}.run(run.pool);
 }
+
+#if LANES_LEVEL == TILES_BESIDE
+#include "attention_tiles_body.h"
+#endif

@@ -4,13 +4,6 @@
 #include "program.h"
 #include "tiles.h"
 
-// The level whose vectors stand beside the tiles.
-#if defined(MILLRACE_EMULATE_TILES)
-#define TILES_BESIDE 0
-#else
-#define TILES_BESIDE 512
-#endif
-
 namespace millrace {
 
 // Small enough that a late thread costs little, whole groups of four streams.

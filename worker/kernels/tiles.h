@@ -11,6 +11,13 @@
 #include <cstdlib>
 #include <cstring>
 
+// The level whose vectors stand beside the tiles, as in `each_level.h`.
+#if defined(MILLRACE_EMULATE_TILES)
+#define TILES_BESIDE 0
+#else
+#define TILES_BESIDE 512
+#endif
+
 namespace millrace {
 
 struct alignas(64) TileConfig {

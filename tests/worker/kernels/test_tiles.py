@@ -14,9 +14,10 @@ from worker.kernels.library import default_cache_dir
 EMULATED = ("-DMILLRACE_EMULATE_TILES", "-O0")
 
 
-def test_the_kernels_on_emulated_tiles_give_the_bits_of_the_other_levels() -> None:
+@pytest.mark.parametrize("operator", ["linear", "attention"])
+def test_the_kernels_on_emulated_tiles_give_the_bits_of_the_other_levels(operator: str) -> None:
     library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
-    sweep = [sys.executable, "-m", "tests.support.linear_sweep", str(library)]
+    sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library)]
     done = subprocess.run([*sweep, "PORTABLE", "AMX"], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 

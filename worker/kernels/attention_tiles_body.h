@@ -1,0 +1,88 @@
+// The products of attention on the tile unit, for a cache of bf16: sixteen rows at a time, the same
+// bits as `VectorProducts`, which keeps what fills no tile.
+
+class TileProducts {
+ public:
+  TileProducts(const float (*q)[MAX_HEAD_DIM], int64_t num_rows, int64_t head_dim)
+      : vectors_(q, num_rows, head_dim), num_rows_(num_rows), head_dim_(head_dim) {
+    for (int64_t r = 0; r < num_rows; r++)
+      for (int64_t k = 0; k < head_dim; k += 32) {
+        store_bf16(q_[r] + k, load(q[r] + k));
+        store_bf16(q_[r] + k + 16, load(q[r] + k + 16));
+      }
+  }
+
+  // A group of keys is the right factor as it is: a block of 32 inputs is sixteen lines of pairs.
+  void score(const uint32_t* panel, float* scores) {
+    if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panel, scores);
+    bool both = num_rows_ > UNIT_ROWS;
+    tile_zero<0>(), tile_zero<1>();
+    for (int64_t b = 0; b < ceil_div(head_dim_, 32); b++) {
+      tile_load<6>(panel + b * 256, 64);
+      tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
+      tile_product_bf16<0, 4, 6>();
+      if (!both) continue;
+      tile_load<5>(q_[UNIT_ROWS] + b * 32, sizeof q_[0]);
+      tile_product_bf16<1, 5, 6>();
+    }
+    tile_store<0>(scores, SPLIT * 4);
+    if (both) tile_store<1>(scores + UNIT_ROWS * SPLIT, SPLIT * 4);
+  }
+
+  void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
+             const float (*weights)[SPLIT], Partial* out) {
+    bool paired = false;
+    for (int64_t r = first; r < stop; r += UNIT_ROWS) {
+      int64_t end = min_of(stop, r + UNIT_ROWS);
+      if (end - r < MIN_UNIT_ROWS || !run.is_whole(r, end)) {
+        vectors_.weigh(values, run, r, end, weights, out);
+        continue;
+      }
+      if (!paired) pair_values(values);
+      paired = true;
+      weigh_unit(run.first, r, end, weights, out);
+    }
+  }
+
+ private:
+  static constexpr int64_t UNIT_ROWS = 16, MIN_UNIT_ROWS = 3;
+
+  // Two keys' values side by side, as the right factor of a product over keys.
+  void pair_values(const uint8_t* const* values) {
+    for (int64_t j = 0; j < PAIR_RUN; j += 2) {
+      auto even = (const bf16*)values[j], odd = (const bf16*)values[j + 1];
+      for (int64_t k = 0; k < head_dim_; k++)
+        pairs_[k / 16][j / 2][k % 16] = even[k] | uint32_t(odd[k]) << 16;
+      for (int64_t k = head_dim_; k % 16; k++) pairs_[k / 16][j / 2][k % 16] = 0;
+    }
+  }
+
+  void weigh_unit(int64_t j, int64_t first, int64_t stop, const float (*weights)[SPLIT],
+                  Partial* out) {
+    alignas(64) bf16 left[UNIT_ROWS][PAIR_RUN] = {};
+    for (int64_t r = first; r < stop; r++) {
+      store_bf16(left[r - first], load(weights[r] + j));
+      store_bf16(left[r - first] + 16, load(weights[r] + j + 16));
+    }
+    tile_load<4>(left, sizeof left[0]);
+    for (int64_t d = 0; d < ceil_div(head_dim_, 16); d++) {
+      float* sums = out->values[first] + d * 16;
+      tile_load<0>(sums, sizeof out->values[0]);
+      tile_load<6>(pairs_[d], 64);
+      tile_product_bf16<0, 4, 6>();
+      tile_store<0>(sums, sizeof out->values[0]);
+    }
+  }
+
+  FullTiles tiles_;
+  VectorProducts<Bf16Cache> vectors_;
+  int64_t num_rows_, head_dim_;
+  alignas(64) bf16 q_[TILE_ROWS][MAX_HEAD_DIM];
+  alignas(64) uint32_t pairs_[MAX_HEAD_DIM / 16][PAIR_RUN / 2][16];
+};
+
+void attention_tiles(const Run& run, const Op& op) {
+  auto a = op.as<AttentionArguments>();
+  if (a.cache_format == Format::F32) return attention(run, op);
+  Attention<Bf16Cache, TileProducts>{RowMap(a, run.step)}.run(run.pool);
+}
