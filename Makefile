@@ -10,7 +10,7 @@ PYTHON ?= python3
 N ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down logs test test-model test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
+.PHONY: help setup up down logs test test-model test-sanitizers test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ logs: ## follow the logs of the stack
 
 test: $(VENV)/.stamp ## run the whole CPU suite (under five minutes on two cores)
 	$(PY) -m pytest $(ARGS)
+
+test-sanitizers: $(VENV)/.stamp ## run the CPU kernels under the address and undefined-behaviour sanitizers
+	$(PY) -m pytest --slow tests/worker/kernels/test_sanitized.py
 
 test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own folder: MODEL=dir
 	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }

@@ -23,13 +23,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--model") is None:
         absent = pytest.mark.skip(reason="runs with --model DIR (make test-model MODEL=DIR)")
         for item in items:
-            if "model" in item.keywords:
+            if item.get_closest_marker("model"):
                 item.add_marker(absent)
     for mark in ("slow", "kernels"):
         if not config.getoption(f"--{mark}"):
             later = pytest.mark.skip(reason=f"runs with --{mark}")
             for item in items:
-                if mark in item.keywords:
+                if item.get_closest_marker(mark):  # keywords hold names of folders too
                     item.add_marker(later)
 
 

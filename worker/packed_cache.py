@@ -28,7 +28,7 @@ HUGE_PAGE = 2 << 20
 SAMPLE_BYTES = 4096
 MIN_BYTES = 64 << 20
 """Smaller models are packed faster than a file is found."""
-LAYOUT_SOURCES = ("linear.h", "linear_pack.cpp", "types.h")
+LAYOUT_SOURCES = ("linear.h", "linear_pack.cpp", "linear_pack_body.h", "types.h")
 
 
 Region = tuple[int, int, str]

@@ -171,7 +171,7 @@ class CpuBackend:
         shape = shape_of(weights, self.weights)
 
         def pack() -> PackedWeight:
-            return pack_weight(self.library, self.pool, weights, biases, shape)
+            return pack_weight(self.library, self.pool, self.level, weights, biases, shape)
 
         packed = pack() if self.cache is None else self.cache.take(shape, biases, pack)
         self.weight_bytes += packed.num_bytes

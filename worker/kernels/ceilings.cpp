@@ -13,7 +13,7 @@ namespace millrace {
 static constexpr int64_t PIECE = 4 << 20;
 
 static float read_at(Level level, const uint8_t* from, int64_t bytes) {
-#if defined(__x86_64__)
+#if defined(MILLRACE_X86_LEVELS)
   if (level >= Level::AVX512) return avx512::read_piece(from, bytes);
   if (level == Level::AVX2) return avx2::read_piece(from, bytes);
 #endif
@@ -22,7 +22,7 @@ static float read_at(Level level, const uint8_t* from, int64_t bytes) {
 }
 
 static float multiply_at(Level level, int64_t count) {
-#if defined(__x86_64__)
+#if defined(MILLRACE_X86_LEVELS)
   if (level >= Level::AVX512) return avx512::multiply_add(count);
   if (level == Level::AVX2) return avx2::multiply_add(count);
 #endif

@@ -14,7 +14,7 @@ namespace portable {
 #undef LANES_LEVEL
 }  // namespace portable
 
-#if defined(__x86_64__)
+#if defined(MILLRACE_X86_LEVELS)
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

@@ -9,6 +9,11 @@
 #include <arm_neon.h>
 #endif
 
+// Kernels are compiled for these levels; the emulator of tiles stands beside the portable one alone.
+#if defined(__x86_64__) && !defined(MILLRACE_EMULATE_TILES)
+#define MILLRACE_X86_LEVELS
+#endif
+
 namespace millrace {
 
 enum class Level : int32_t { PORTABLE, AVX2, AVX512, AMX };

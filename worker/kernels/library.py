@@ -41,7 +41,7 @@ class Library:
         self.open = self._function("millrace_open", pointer, i32)
         self.close = self._function("millrace_close", None, pointer)
         self.run = self._function("millrace_run", i64, pointer, i32, pointer, i64, pointer)
-        self.pack = self._function("millrace_pack", None, pointer, pointer)
+        self.pack = self._function("millrace_pack", None, pointer, i32, pointer)
         self.contenders = self._function("millrace_contenders", i64, i32, pointer)
         self.nucleus = self._function("millrace_nucleus", i64, i32, pointer)
         self.read = self._function("millrace_read", ctypes.c_float, pointer, i32, pointer, i64)
@@ -79,13 +79,15 @@ def default_cache_dir() -> Path:
 @cache
 def load_library() -> Library | None:
     """Load the packaged library, or the cached one, or compile; None, and one line, without any."""
+    compiler = inherited({}).get("CXX", "")  # who names one wants it used
     try:
-        return Library(packaged_library() or compiled_library())
+        packaged = None if compiler else packaged_library()
+        return Library(packaged or compiled_library(compiler))
     except (CompileError, OSError) as error:
         log.warning("SLOW: no compiled kernels, NumPy computes: %s", error)
         return None
 
 
-def compiled_library() -> Path:
+def compiled_library(compiler: str) -> Path:
     """Return the library of the user's cache, compiled if it is not there."""
-    return compile_library(default_cache_dir() / "kernels", inherited({}).get("CXX", ""))
+    return compile_library(default_cache_dir() / "kernels", compiler)

@@ -15,7 +15,7 @@ import numpy as np
 
 from worker.errors import KernelError
 from worker.kernels.checks import F32, Floats
-from worker.kernels.library import Library
+from worker.kernels.library import Level, Library
 
 PANEL = 16
 BLOCK = 32
@@ -149,7 +149,12 @@ def shape_of(weights: Sequence[Stored], wanted: Format) -> Shape:
 
 
 def pack_weight(
-    library: Library, pool: int, weights: Sequence[Stored], biases: Sequence[Stored], shape: Shape
+    library: Library,
+    pool: int,
+    level: Level,
+    weights: Sequence[Stored],
+    biases: Sequence[Stored],
+    shape: Shape,
 ) -> PackedWeight:
     """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them."""
     if any(weight.shape[0] % PANEL for weight in weights[:-1]):
@@ -167,7 +172,7 @@ def pack_weight(
             shape.group,
             first,
         )
-        library.pack(pool, ctypes.addressof(arguments))
+        library.pack(pool, level, ctypes.addressof(arguments))
         first += weight.shape[0]
     return PackedWeight(shape, packed, scales, pack_bias(biases, shape))
 

@@ -39,7 +39,7 @@ struct Levels {
   }
 };
 
-#if defined(__x86_64__)
+#if defined(MILLRACE_X86_LEVELS)
 #define EVERY_LEVEL_AND(name, amx) {portable::name, avx2::name, avx512::name, amx}
 #define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, avx512::name)
 #else

@@ -75,7 +75,7 @@ def test_a_compiler_that_refuses_is_told_in_one_line(tmp_path: Path) -> None:
 def test_without_any_library_numpy_computes_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse() -> Path:
+    def refuse(compiler: str) -> Path:
         raise CompileError("no compiler here")
 
     monkeypatch.setattr(libraries, "packaged_library", lambda: None)

@@ -1,0 +1,37 @@
+"""The compiled kernels under the address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.kernels.compile import find_compiler
+
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -g1"
+SUITES = (
+    "tests/worker/kernels/test_linear_compiled.py",
+    "tests/worker/kernels/test_pool.py",
+    "tests/worker/test_same_answer.py",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_is_read_or_written_out_of_place(tmp_path: Path) -> None:
+    compiler = " ".join(find_compiler())
+    shown = [*find_compiler(), "-print-file-name=libasan.so"]
+    runtime = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
+    environment = {
+        **os.environ,
+        "CXX": f"{compiler} {SANITIZERS}",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+    }
+    suites = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SUITES]
+    done = subprocess.run(suites, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
