@@ -7,7 +7,7 @@
 
 using namespace millrace;
 
-#if defined(__x86_64__)
+#if defined(MILLRACE_X86_LEVELS)
 #define AT_LEVEL(level, call)                               \
   (Level(level) >= Level::AVX512   ? avx512::call           \
    : Level(level) == Level::AVX2 ? avx2::call : portable::call)
