@@ -21,8 +21,8 @@ from worker.backends.cpu import CpuBackend
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
-from worker.batch import Inputs, PassLimits, input_pieces
 from worker.errors import ModelFolderError
+from worker.gather import Inputs, PassLimits, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece

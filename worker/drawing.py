@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protos import worker as wire
-from worker.batch import Work
 from worker.errors import RowError
+from worker.gather import Work
 from worker.kernels.checks import Floats
 from worker.logprobs import with_alternatives
 from worker.rows import Row

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
-from worker.batch import Batch, Inputs, Work
+from worker.batch import Batch
 from worker.drawing import Drawing, Draws
 from worker.errors import RowError
+from worker.gather import Inputs, Work
 from worker.grammar import Grammars
 from worker.host_tier import HostTier
 from worker.models.decoder import Outputs

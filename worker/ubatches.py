@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from worker.batch import PassLimits, Work
+from worker.gather import PassLimits, Work
 
 
 def ubatches(work: Iterable[Work], limits: PassLimits) -> Iterator[list[Work]]:

@@ -9,6 +9,7 @@ import numpy as np
 from tests.cuda import test_attention, test_linear, test_sampling, test_small_kernels
 from tests.cuda.case import Case
 from worker.backends.gpu import Gpu
+from worker.kernels.structs import DRAW
 
 Scene = Callable[[Case], None]
 FORM = test_attention.Form(64, 7, 1, 16, 0, ((250, 1), (0, 70), (270, 1)))
@@ -48,7 +49,7 @@ def small(case: Case) -> None:
 
 
 def sampling(case: Case) -> None:
-    draws = np.array([(5, 0.8, -3, 0.7, 40, 0, 0), (6, 1, -np.inf, 1, 0, 1, 0)], test_sampling.DRAW)
+    draws = np.array([(5, 0.8, -3, 0.7, 40, 0, 0), (6, 1, -np.inf, 1, 0, 1, 0)], DRAW)
     logits = case.normal(2, 1100)
     tokens = test_sampling.draw(case, logits, draws).tolist()
     key = test_sampling.expected(logits[0], 5, 1 / np.float32(0.8), np.exp(-3), 0.7, 40)

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import EPSILON, Case, rounded
-from worker.backends.cuda import SHAPE
-from worker.backends.cuda_step import SPLIT
 from worker.backends.cuda_weights import from_storage, to_storage
+from worker.kernels.structs import (
+    SHAPE,
+    SPLIT,
+    attention_shared_bytes,
+    prefill_attention_shared_bytes,
+)
 
 SLOW = pytest.mark.kernels
 
@@ -95,10 +99,6 @@ class Inputs:
         return out
 
 
-def stage_bytes(head_dim: int) -> int:
-    return 64 * (-(-head_dim // 32) * 32 + 32 + head_dim + 8) * 2
-
-
 def decode(case: Case, inputs: Inputs, dtype: str) -> Any:
     form, (tiles, offsets) = inputs.form, inputs.tiles(1)
     total = int(offsets[-1]) + 100
@@ -107,7 +107,9 @@ def decode(case: Case, inputs: Inputs, dtype: str) -> Any:
     rest = (case.put(tiles), case.put(offsets), inputs.shape)
     grid, name = (len(tiles), form.num_kv_heads, 2), f"{dtype}_{form.head_dim}"
     arguments = (parts, *inputs.arrays, *rest)
-    case.gpu.launch(f"attention_decode_{name}", grid, 32, arguments, 2 * stage_bytes(form.head_dim))
+    case.gpu.launch(
+        f"attention_decode_{name}", grid, 32, arguments, attention_shared_bytes(form.head_dim)
+    )
     case.gpu.launch(f"attention_merge_{name}", grid[:2], 128, (out, parts, *rest))
     return case.gpu.read(out)
 
@@ -115,7 +117,7 @@ def decode(case: Case, inputs: Inputs, dtype: str) -> Any:
 def prefill(case: Case, inputs: Inputs, dtype: str) -> Any:
     form, (tiles, _) = inputs.form, inputs.tiles(4)
     out = case.poisoned(inputs.q.shape, dtype)
-    shared = 2 * stage_bytes(form.head_dim) + form.head_dim // 2 * 128 * 4
+    shared = prefill_attention_shared_bytes(form.head_dim)
     grid, name = (len(tiles) // 4, form.num_kv_heads), f"{dtype}_{form.head_dim}"
     arguments = (out, *inputs.arrays, case.put(tiles), inputs.shape)
     case.gpu.launch(f"attention_prefill_{name}", grid, 128, arguments, shared)

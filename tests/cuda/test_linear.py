@@ -9,6 +9,7 @@ import pytest
 
 from tests.cuda.case import Case, close, f32, i32, rounded
 from worker.backends.cuda_weights import STORAGE, from_storage, pack_linear, to_storage
+from worker.kernels.structs import PREFILL_SHARED_BYTES
 
 SHAPES = [(1, 16, 32), (5, 48, 96), (37, 160, 288), (131, 272, 512)]
 DTYPES = ["bf16", pytest.param("f16", marks=pytest.mark.kernels)]
@@ -24,7 +25,7 @@ def run(case: Case, form: str, x: Any, linear: Any, out_dtype: str) -> Any:
     kind, _, rest = form.partition("_")
     if kind == "prefill":
         grid = (-(-linear.num_padded // 128), -(-count // 128))
-        case.gpu.launch(f"linear_prefill_{rest}", grid, 256, arguments, 4 * (8 * 1024 + 128 * 64))
+        case.gpu.launch(f"linear_prefill_{rest}", grid, 256, arguments, PREFILL_SHARED_BYTES)
     else:
         tiles = int(kind)
         grid = (width // 16, -(-count // (8 * tiles)))

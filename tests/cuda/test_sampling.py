@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tests.cuda.case import Case, f32, i32
+from worker.kernels.structs import DRAW, EDIT
 from worker.noise import gumbel, stream
 
-DRAW = np.dtype([("stream", "u8"), ("inverse_temperature", "f4"), ("min_p_log", "f4"),
-                 ("top_p", "f4"), ("top_k", "i4"), ("row", "i4"), ("padding", "i4")])  # fmt: skip
-EDIT = np.dtype(
-    [("row", "i4"), ("token", "i4"), ("repetition", "f4"), ("subtract", "f4"), ("bias", "f4")]
-)
 VOCAB = 3000
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda import HEADS
 from worker.backends.cuda_weights import pack_linear, to_storage
+from worker.kernels.structs import HEADS
 
 DTYPES = ["f32", "bf16", pytest.param("f16", marks=pytest.mark.kernels)]
 

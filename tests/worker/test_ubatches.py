@@ -8,8 +8,8 @@ import pytest
 
 from tests.worker.plans import generate, sampling, start
 from worker import build
-from worker.batch import PassLimits, Work
 from worker.build import LoadedModel
+from worker.gather import PassLimits, Work
 from worker.rows import Row
 from worker.ubatches import ubatches
 

@@ -8,14 +8,14 @@ norm its sums. Decode and prefill kernels give the same bits: which one runs is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs
-from worker.backends.cuda_sampler import CudaLogits, CudaSampler
-from worker.backends.cuda_step import SPLIT, WARPS, CudaStep, make_step
+from worker.backends.cuda_logits import CudaLogits
+from worker.backends.cuda_step import CudaStep, make_step
 from worker.backends.cuda_weights import (
     STORAGE,
     TILE,
@@ -30,15 +30,22 @@ from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
+from worker.kernels.structs import (
+    HEADS,
+    PREFILL_SHARED_BYTES,
+    SHAPE,
+    SPLIT,
+    WARPS,
+    attention_shared_bytes,
+    prefill_attention_shared_bytes,
+)
 from worker.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from worker.backends.cuda_sampler import CudaSampler
 
 DECODE_TOKENS = 64
 """Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
-PREFILL_STAGES, STAGE_BYTES = 4, 8 * 1024 + 128 * 64
-UNIT = 64
-SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"),
-                  ("max_pages", "i4"), ("window", "i4"), ("scale_log2", "f4")])  # fmt: skip
-HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"), ("eps", "f4")])
 i32, f32 = np.int32, np.float32
 
 
@@ -116,6 +123,8 @@ class CudaBackend:
 
     def sampler(self, vocab_size: int) -> CudaSampler:
         """Return what draws from the logits of a pass, on the device where it can."""
+        from worker.backends.cuda_sampler import CudaSampler  # brings the host sampler along
+
         return CudaSampler(self._gpu, self.arena, vocab_size)
 
     def begin(self, batch: Batch) -> CudaStep:
@@ -278,16 +287,14 @@ class CudaBackend:
                 f"attention_f32_{head_dim}", grid, 32, (out, q, *pages, *tokens, shape)
             )
             return out
-        wide = -(-head_dim // 32) * 32
-        stage_bytes = UNIT * (wide + 32 + head_dim + 8) * 2
         if step.decode.num_tiles:
-            self._attend_by_parts(out, q, step, cache, shape, 2 * stage_bytes)
+            self._attend_by_parts(out, q, step, cache, shape)
         if step.prefill.num_tiles:
             arguments = (out, q, cache.keys, cache.values, step.tables, step.prefill.tiles, shape)
             grid = (step.prefill.num_tiles // WARPS, num_kv_heads)
-            totals = head_dim // 2 * WARPS * 32 * 4
             name = f"attention_prefill_{self._dtype}_{head_dim}"
-            self._gpu.launch(name, grid, WARPS * 32, arguments, 2 * stage_bytes + totals)
+            shared_bytes = prefill_attention_shared_bytes(head_dim)
+            self._gpu.launch(name, grid, WARPS * 32, arguments, shared_bytes)
         return out
 
     def _attend_by_parts(
@@ -297,7 +304,6 @@ class CudaBackend:
         step: CudaStep,
         cache: LayerPages,
         shape: np.ndarray[Any, Any],
-        shared_bytes: int,
     ) -> None:
         _, num_kv_heads, head_dim = self._sizes
         tiles = step.decode
@@ -309,7 +315,11 @@ class CudaBackend:
         sources = (q, cache.keys, cache.values, step.tables)
         grid = (tiles.num_tiles, num_kv_heads, min(tiles.most_parts, 64))
         self._gpu.launch(
-            f"attention_decode_{name}", grid, 32, (parts, *sources, *rest), shared_bytes
+            f"attention_decode_{name}",
+            grid,
+            32,
+            (parts, *sources, *rest),
+            attention_shared_bytes(head_dim),
         )
         self._gpu.launch(f"attention_merge_{name}", grid[:2], 128, (out, parts, *rest))
 
@@ -378,8 +388,7 @@ class CudaBackend:
         form = f"{self._dtype}_{out_dtype}_{epilogue}"
         if count > DECODE_TOKENS:
             grid = (-(-linear.num_padded // 128), -(-count // 128))
-            shared = PREFILL_STAGES * STAGE_BYTES
-            self._gpu.launch(f"linear_prefill_{form}", grid, 256, arguments, shared)
+            self._gpu.launch(f"linear_prefill_{form}", grid, 256, arguments, PREFILL_SHARED_BYTES)
             return out
         widest = 4 if epilogue == "gated" else 8
         tiles = next(t for t in (1, 2, 4, 8) if t * 8 >= count or t == widest)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from worker.backends.cuda_step import MAX_AT_ONCE, SPLIT, CudaStep, HostTiles, cut, upload_step
+from worker.backends.cuda_step import MAX_AT_ONCE, CudaStep, HostTiles, cut, upload_step
 from worker.backends.gpu import Arena, Gpu
 from worker.batch import Batch
 from worker.kernels.checks import Ints
+from worker.kernels.structs import SPLIT
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a graph."""

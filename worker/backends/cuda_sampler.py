@@ -7,14 +7,15 @@ each optional; and logprobs. Knows what a row's chain is made of, and the struct
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from protos import worker as wire
+from worker.backends.cuda_logits import CudaLogits
 from worker.backends.gpu import Arena, Array, Gpu
-from worker.kernels.checks import Floats
+from worker.kernels.structs import DRAW, EDIT
 from worker.rows import Row
 from worker.sampler import Drawn, Sampler
 from worker.sampling.constraints import LogitBias, MinTokens
@@ -24,41 +25,8 @@ from worker.sampling.temperature import Temperature
 from worker.sampling.truncation import MinP, TopK, TopP
 
 ORDER = ("min_tokens", "logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p")
-DRAW = np.dtype([("stream", "u8"), ("inverse_temperature", "f4"), ("min_p_log", "f4"),
-                 ("top_p", "f4"), ("top_k", "i4"), ("row", "i4"), ("padding", "i4")])  # fmt: skip
-EDIT = np.dtype([("row", "i4"), ("token", "i4"), ("repetition", "f4"), ("subtract", "f4"),
-                 ("bias", "f4")])  # fmt: skip
 NOT_FINITE = -1
 i32 = np.int32
-
-
-class CudaLogits:
-    """Rows of logits that lie on a GPU; a single row, or iterating, brings them to the host."""
-
-    def __init__(self, gpu: Gpu, values: Array, places: Sequence[int], vocab_size: int) -> None:
-        """values: float32 [any, at least vocab_size] on the device."""
-        self.values = values
-        self.places = list(places)
-        self._gpu = gpu
-        self._vocab_size = vocab_size
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @overload
-    def __getitem__(self, wanted: int) -> Floats: ...
-    @overload
-    def __getitem__(self, wanted: slice | Sequence[int]) -> CudaLogits: ...
-    def __getitem__(self, wanted: Any) -> Any:
-        if isinstance(wanted, int):
-            return self._gpu.read(self.values[self.places[wanted]])[: self._vocab_size]
-        some = (
-            self.places[wanted] if isinstance(wanted, slice) else [self.places[i] for i in wanted]
-        )
-        return CudaLogits(self._gpu, self.values, some, self._vocab_size)
-
-    def __iter__(self) -> Iterator[Floats]:
-        return (self[i] for i in range(len(self)))
 
 
 class CudaSampler:

@@ -13,11 +13,8 @@ import numpy as np
 from worker.backends.gpu import Arena, Array
 from worker.batch import Batch
 from worker.kernels.checks import Ints
+from worker.kernels.structs import SPLIT, TILE_ROWS, WARPS
 
-SPLIT = 256
-"""Keys of a part."""
-ROWS = 16
-WARPS = 4
 FEW_TOKENS = 8
 """A sequence with no more new tokens goes through the decode kernels."""
 MAX_AT_ONCE = 64
@@ -117,7 +114,7 @@ def _tiles(uploaded: list[Array], host: HostTiles) -> Tiles:
 
 def cut(batch: Batch, sequences: Any, group: int, multiple: int) -> HostTiles:
     """Cut the new tokens of `sequences` into tiles, those of one sequence a `multiple` of."""
-    per_tile = ROWS // group
+    per_tile = TILE_ROWS // group
     rows: list[tuple[int, int, int, int]] = []
     for b in sequences.tolist():
         start, stop = int(batch.query_starts[b]), int(batch.query_starts[b + 1])
