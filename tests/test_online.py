@@ -157,6 +157,33 @@ async def test_a_cancel_call_ends_a_stream(stack: Online) -> None:
     stack.wait_until_idle()
 
 
+async def test_the_engines_books_answer_through_all_tiers(stack: Online) -> None:
+    sent = body(stack.model, "Z" * 200, 1, max_tokens=2)
+
+    async def cached(http: httpx.AsyncClient) -> int:
+        told = (await http.post("/v1/requests/explain", json=sent)).json()
+        (prompt,) = told["prompts"]
+        (engine,) = prompt["engines"]
+        assert {row["num_prompt_tokens"] for row in engine["replicas"]} == {prompt["prompt_tokens"]}
+        return max(row["num_cached_tokens"] for row in engine["replicas"])
+
+    async with httpx.AsyncClient(base_url=stack.url, timeout=30) as http:
+        await http.post("/v1/completions", json=sent)
+        assert await cached(http) >= 16
+        (engine,) = (await http.get("/v1/cache")).json()["engines"]
+        num_cached = sum(row["blocks"]["cached"] for row in engine["replicas"])
+        (engine,) = (await http.post("/v1/cache/reset")).json()["engines"]
+        assert sum(row["num_blocks_dropped"] for row in engine["replicas"]) == num_cached > 0
+        assert await cached(http) == 0
+        stream = events(http, "/v1/completions", sent | {"max_tokens": 800, "ignore_eos": True})
+        first = await anext(stream)
+        (choice,) = (await http.get(f"/v1/requests/{first['id']}")).json()["choices"]
+        assert choice["state"] == "running" and choice["num_output_tokens"] > 0
+        await stream.aclose()
+        stack.wait_until_idle()
+        assert (await http.get(f"/v1/requests/{first['id']}")).status_code == 404
+
+
 async def test_a_disconnect_frees_everything(stack: Online) -> None:
     sent = body(stack.model, "Hello", 1, max_tokens=900, ignore_eos=True, n=4)
     async with httpx.AsyncClient(base_url=stack.url, timeout=30) as http:
