@@ -27,6 +27,7 @@ from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from worker.build import LoadedModel, load_model
 from worker.errors import ModelFolderError as WeightFolderError
+from worker.hooks import Callback, Hook
 from worker.memory import parse_size
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class InProcessClient:
         max_model_len: int | None,
     ) -> None:
         self.model = text.folder.name
-        self.register_hook = loaded.register_hook
+        self._loaded = loaded
         self._text = text
         pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)
         self._engine = EngineThread(loaded, kv_cache_bytes, max_model_len, pipeline, self._note)
@@ -80,6 +81,10 @@ class InProcessClient:
     def prompt_token_ids(self, request_id: str) -> list[int] | None:
         """Return the prompt of a running request in ids."""
         return self._prompts.get(request_id)
+
+    def register_hook(self, pattern: str, callback: Callback) -> Hook:
+        """Show intermediates of the model to `callback`, in the engine's thread."""
+        return self._loaded.register_hook(pattern, callback)
 
     async def cancel(self, request_id: str) -> int:
         """End the live requests of exactly this id; return how many there were."""
