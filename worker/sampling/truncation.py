@@ -96,8 +96,10 @@ class TypicalP:
         if len(left.ids) == 0:
             return candidates
         logprobs = left.logits - left.logits.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
         masses = np.exp(logprobs)
+        total = masses.sum()
+        logprobs -= np.log(total)
+        masses /= total
         strangeness = np.abs(logprobs - (masses * logprobs).sum())
         last = strangeness[_until(strangeness, masses, self.p)[-1]]
         return left.keep(strangeness <= last)
@@ -117,7 +119,9 @@ def _lowest(keys: Doubles, masses: Doubles, count: int) -> tuple[Ids, Doubles]:
     """Return at least `count` places by rising key, and the sums of their masses."""
     places: Ids = np.arange(len(keys))
     if count < len(keys):
-        places = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
+        few = count <= len(keys) // GROUP
+        bound = -low_bound(-keys, count) if few else np.partition(keys, count - 1)[count - 1]
+        places = np.flatnonzero(keys <= bound)
     places = places[np.argsort(keys[places], kind="stable")]
     return places, np.cumsum(masses[places])
 
