@@ -7,6 +7,7 @@ PORT ?= 8000
 ARGS ?=
 DETACH ?=
 PYTHON ?= python3
+GPU_PYTHON ?= python3
 N ?= 20000
 
 .DEFAULT_GOAL := help
@@ -55,6 +56,19 @@ test-lives: $(VENV)/.stamp ## random lives by the thousand, on every KV layout (
 fuzz: $(VENV)/.stamp ## throw N=20000 malformed and hostile requests at a live stack, then made-up ones of every operation
 	$(PY) -m tests.fuzz --requests $(N)
 	$(PY) -m pytest --slow tests/api_gateway/test_openapi.py
+
+test-kernels: $(VENV)/.stamp ## prove the CUDA kernels without a GPU: oracle, compiler budget, sanitizers, planted faults
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernels]'
+	$(PY) -m pytest --kernels tests/cuda $(ARGS)
+
+test-gpu: ## run every kernel test on this machine's GPU: GPU_PYTHON with NumPy, CuPy and pytest is enough
+	$(GPU_PYTHON) -m pytest -c tests/cuda/gpu.ini tests/cuda $(ARGS)
+	@if command -v compute-sanitizer >/dev/null; then \
+	  compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -c tests/cuda/gpu.ini tests/cuda/test_small_kernels.py; \
+	else echo "!! NOT CHECKED by compute-sanitizer: not installed here"; fi
+
+bench-gpu: ## time decode steps and prefills on this machine's GPU beside their floors
+	@for shape in qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b; do $(GPU_PYTHON) -m bench.gpu --shape $$shape --json $(ARGS); done
 
 compose-test: $(VENV)/.stamp-run ## build, up, chat, scale, scrape and tear down docker-compose.yml on a real engine
 	PY=$(PY) tests/compose/run.sh

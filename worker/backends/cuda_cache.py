@@ -6,14 +6,16 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from protos import worker as wire
 from worker.backends.cuda_weights import STORAGE
 from worker.backends.gpu import Array, Gpu
 from worker.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from protos import worker as wire
 
 CHUNK_BYTES = 16
 

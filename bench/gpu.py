@@ -1,0 +1,238 @@
+"""What a GPU makes of the CUDA kernels: whole decode steps beside their floors, and prefills.
+
+Random weights of real shapes, written on the device; speed does not depend on the values. The floor
+of a decode step is its bytes (weights and keys read) over the copy bandwidth of this very run.
+Needs NumPy and CuPy alone.
+
+    python -m bench.gpu --shape qwen2.5-1.5b --batch 1 64 --context 640 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.backends.cuda import CudaBackend
+from worker.backends.cuda_cache import CudaKvCache, block_bytes
+from worker.backends.cuda_weights import CudaLinear
+from worker.backends.gpu import Array, Gpu
+from worker.batch import Batch
+from worker.kernels.checks import Floats
+from worker.kernels.cubins import sources_hash
+from worker.models.config import ModelConfig
+from worker.models.decoder import Decoder
+from worker.models.layers import Wiring
+from worker.models.rope import Rope
+
+BLOCK_SIZE = 16
+DTYPE = "bf16"
+PATTERN_BYTES = 1 << 20
+
+
+class Shape(NamedTuple):
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    is_tied: bool
+
+
+SHAPES = {
+    "toy": Shape(64, 96, 2, 4, 2, 16, 256, True),
+    "qwen2.5-0.5b": Shape(896, 4864, 24, 14, 2, 64, 151936, True),
+    "qwen2.5-1.5b": Shape(1536, 8960, 28, 12, 2, 128, 151936, True),
+    "qwen2.5-7b": Shape(3584, 18944, 28, 28, 4, 128, 152064, False),
+}
+
+
+class RandomBackend(CudaBackend):
+    """Weights are one pattern of small numbers again and again, written on the device."""
+
+    def pack_vector(self, weight: Floats) -> Any:
+        if weight.ndim == 1:
+            return super().pack_vector(np.ones(weight.shape, np.float32))
+        return self.pack_linear([weight])
+
+    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> CudaLinear:
+        num_outputs, num_inputs = sum(len(w) for w in weights), weights[0].shape[1]
+        num_padded = -(-num_outputs // 16) * 16
+        self.weight_bytes += 2 * num_padded * num_inputs
+        bias = super().pack_vector(np.zeros(num_padded, np.float32)) if biases else None
+        is_gated = len(weights) == 2
+        weight = pattern(self._gpu, 2 * num_padded * num_inputs)
+        return CudaLinear(weight, bias, num_inputs, num_outputs, num_padded, is_gated)
+
+
+class NoWeights:
+    """Tensors of the right shape without content: views of a single zero."""
+
+    def __init__(self, config: ModelConfig, wiring: Wiring) -> None:
+        from worker.models.decoder import shapes
+
+        self._shapes = shapes(config, wiring)
+
+    def read(self, name: str) -> Any:
+        return np.broadcast_to(np.float32(0), self._shapes[name])
+
+
+def pattern(gpu: Gpu, num_bytes: int) -> Array:
+    """Return bfloat16 numbers around ±0.02 on the device."""
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(PATTERN_BYTES // 2) * 0.02).astype(np.float32)
+    block = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    target = gpu.empty(num_bytes)
+    for start in range(0, num_bytes, PATTERN_BYTES):
+        piece = target[start : start + PATTERN_BYTES]
+        gpu.write(piece, block[: piece.nbytes])
+    return target.view(np.uint16)
+
+
+def config_of(shape: Shape) -> ModelConfig:
+    waves = 1e6 ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
+    return ModelConfig(
+        architecture="Qwen2ForCausalLM",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        rope=Rope(tuple(waves.tolist()), 1.0),
+        windows=(0,) * shape.num_layers,
+        tie_word_embeddings=shape.is_tied,
+        attention_bias=True,
+        mlp_bias=False,
+        dtype="bfloat16",
+    )
+
+
+class Model:
+    """A random model on a device, and batches for it."""
+
+    def __init__(self, gpu: Gpu, shape: Shape, num_tokens: int) -> None:
+        config, wiring = config_of(shape), Wiring(qkv_bias=True)
+        sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        self.gpu = gpu
+        self.shape = shape
+        self.backend = RandomBackend(gpu, DTYPE, sizes, config.max_position_embeddings)
+        model = Decoder(config, wiring, NoWeights(config, wiring), self.backend)
+        self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
+        cache = CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
+        table = 0 if shape.is_tied else 2 * shape.vocab_size * shape.hidden_size
+        self.read_bytes = self.backend.weight_bytes - table  # a row of it counts for nothing
+        self.kv_bytes = block_bytes(config, BLOCK_SIZE, DTYPE) / BLOCK_SIZE
+        self.forward: Callable[[Batch], Any] = self.backend.bind(model, cache.layers)
+
+    def batch(self, counts: Sequence[int], context: int) -> Batch:
+        """Sequences with `context` tokens before their new ones, in blocks of their own."""
+        width = -(-(context + max(counts)) // BLOCK_SIZE)
+        tables = np.arange(len(counts) * width, dtype=np.int32).reshape(len(counts), width)
+        tables %= self.num_blocks
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        positions = np.concatenate([np.arange(context, context + n) for n in counts])
+        owners = np.repeat(np.arange(len(counts)), counts)
+        cells = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        return Batch(
+            token_ids=np.zeros(len(positions), np.int32),
+            positions=positions.astype(np.int32),
+            cells=cells.astype(np.int32),
+            query_starts=starts,
+            block_tables=tables,
+            logit_rows=starts[1:] - 1,
+            state_rows=np.zeros(0, np.int32),
+            block_size=BLOCK_SIZE,
+        )
+
+    def seconds(self, batch: Batch, repeat: int) -> float:
+        """Return the median time of a pass, from the host's call to its results' arrival."""
+        token = self.backend.arena.take("bench", (1,), np.int32)
+        times = []
+        for _ in range(repeat + 2):
+            begin = time.perf_counter()
+            self.forward(batch)
+            self.gpu.read(token)  # waits
+            times.append(time.perf_counter() - begin)
+        return float(np.median(times[2:]))
+
+
+def copy_bandwidth(gpu: Gpu, num_bytes: int = 1 << 30) -> float:
+    """Return bytes per second of a copy on the device, reads and writes counted."""
+    chunks = num_bytes // 16
+    arena = gpu.empty(2 * num_bytes)
+    copies = gpu.empty(8).view(np.int32)
+    gpu.write(copies, np.array([0, 1], np.int32))
+    pages = 1 << 14  # as pages of one plane: many small copies at once
+    sizes = (np.int32(2 * pages), np.int32(chunks // pages))
+    pairs = gpu.empty(8 * pages).view(np.int32)
+    ends = np.stack([np.arange(pages), np.arange(pages) + pages], axis=1)
+    gpu.write(pairs, ends.astype(np.int32).reshape(-1))
+    best = 1e9
+    for _ in range(10):
+        begin = time.perf_counter()
+        gpu.launch("page_copy", (pages, 1), 128, (arena, pairs, *sizes))
+        gpu.read(copies)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * num_bytes / best
+
+
+def measure(gpu: Gpu, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row per batch size, and one for the prefill."""
+    shape = SHAPES[args.shape]
+    most = max(args.batch) * (args.context + 64)
+    model = Model(gpu, shape, max(most, args.prefill + 64))
+    bandwidth = copy_bandwidth(gpu, args.copy_bytes)
+    rows = []
+    for count in args.batch:
+        seconds = model.seconds(model.batch([1] * count, args.context), args.repeat)
+        read = model.read_bytes + count * args.context * model.kv_bytes
+        rows.append(
+            {
+                "kind": "decode", "batch": count, "context": args.context, "ms": seconds * 1e3,
+                "tokens_per_s": count / seconds, "floor_ms": read / bandwidth * 1e3,
+                "fraction_of_floor": read / bandwidth / seconds,
+                "copy_gb_per_s": bandwidth / 1e9,
+            }
+        )  # fmt: skip
+    seconds = model.seconds(model.batch([args.prefill], 0), max(args.repeat // 4, 3))
+    head = 2 * shape.vocab_size * shape.hidden_size
+    operations = (model.read_bytes - head) * args.prefill  # two a weight of two bytes
+    rows.append(
+        {
+            "kind": "prefill", "tokens": args.prefill, "ms": seconds * 1e3,
+            "tokens_per_s": args.prefill / seconds, "tflop_per_s": operations / seconds / 1e12,
+        }
+    )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--context", type=int, default=640)
+    parser.add_argument("--prefill", type=int, default=4096)
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--copy-bytes", type=int, default=1 << 30)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    from worker.backends.cuda_device import CupyGpu
+
+    gpu = CupyGpu()
+    facts = {"device": gpu.name, "shape": args.shape, "kernels": sources_hash()}
+    for row in measure(gpu, args):
+        print(json.dumps(facts | row) if args.json else f"{facts | row}")
+
+
+if __name__ == "__main__":
+    main()
