@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from itertools import repeat
+from operator import contains
 
 from engine_core.scheduling.kv_layout import Grant, OutOfBlocks
 from protos.worker import BlockCopy
@@ -184,6 +186,37 @@ class SlotPool:
                 free.append(cell)
 
     def check(self) -> list[str]:
+        if self._adds_up():
+            return []
+        return self._problems() or ["cells, owners and counts do not add up"]
+
+    def _adds_up(self) -> bool:
+        """Return whether the books are true, without a look at single cells: a step waits for it.
+
+        Every table's cells name it and its positions, and there are no more names than such cells.
+        """
+        owners, num_named = self._owners, 0
+        for seq_id, table in self._tables.items():
+            cells, positions = table, list(range(len(table)))
+            if HOLE in table:
+                positions = [position for position in positions if table[position] != HOLE]
+                cells = [table[position] for position in positions]
+            if list(map(self._positions.__getitem__, cells)) != positions:
+                return False
+            if not all(map(contains, map(owners.__getitem__, cells), repeat(seq_id))):
+                return False
+            num_named += len(cells)
+        kinds = Counter(owners)  # few: the cells of a history share one set
+        free = self._free
+        return (
+            num_named == sum(len(kind) * count for kind, count in kinds.items())
+            and self.num_idle == sum(count for kind, count in kinds.items() if _is_idle(kind))
+            and len(set(free)) == len(free) == kinds[_NOBODY]
+            and not any(map(owners.__getitem__, free))
+        )
+
+    def _problems(self) -> list[str]:
+        """Return what is wrong, cell by cell."""
         problems, owned = list[str](), dict[int, set[int]]()
         for seq_id, table in self._tables.items():
             for position, cell in enumerate(table):
