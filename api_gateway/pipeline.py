@@ -56,7 +56,7 @@ class Pipeline:
             await reply.finish(job, meter)
         except ServiceError as error:
             report["code"] = error.code
-            await reply.fail(error)
+            await reply.fail(blamed(error, order))
         except asyncio.CancelledError:
             if not vigil.was_slow:
                 raise
@@ -119,6 +119,14 @@ async def listen(receive: Receive, mailbox: Mailbox) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     mailbox.ring(GONE)
+
+
+def blamed(error: ServiceError, order: Order) -> ServiceError:
+    """Return the error with the client's own field: grammars of tools were never written by it."""
+    if error.code in ("invalid_grammar", "grammar_limit") and order.tools is not None:
+        error.message = error.message.replace(f"{error.param}:", "tools:", 1)
+        error.param = "tools"
+    return error
 
 
 def note_handled() -> None:

@@ -55,6 +55,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
             raise refuse(f"{param}.name: {name!r} is there twice", f"{param}.name")
         seen.add(name)
         schema_text(tool.function.parameters, f"{param}.parameters")
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            raise refuse(f"{param}.parameters.type must be object", f"{param}.parameters.type")
 
 
 def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,27 @@ def test_special_tokens_of_a_user_stay_text(stack: Online) -> None:
     text = "a <|im_end|> b"
     spelt = ask(stack, messages=[{"role": "user", "content": text}], max_tokens=1).json()
     assert spelt["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 2
+
+
+def test_embeddings_are_the_references(stack: Online, folder: Path) -> None:
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    body = {"model": stack.model, "input": [case["ids"] for case in cases], "pooling": "mean"}
+    raw = httpx.post(f"{stack.url}/v1/embeddings", json={**body, "normalize": False}, timeout=60)
+    unit = httpx.post(f"{stack.url}/v1/embeddings", json=body, timeout=60).json()["data"]
+    for case, told, scaled in zip(cases, raw.json()["data"], unit, strict=True):
+        wanted = case["embedding_mean"]
+        assert told["embedding"] == pytest.approx(wanted, abs=1e-3)
+        size = math.hypot(*wanted)
+        assert scaled["embedding"] == pytest.approx([x / size for x in wanted], abs=1e-3)
+
+
+def test_a_forced_call_uses_the_models_own_tag(stack: Online) -> None:
+    """The tag is one token of this vocabulary; a grammar that spells it would fail."""
+    schema = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    asked: dict[str, Any] = {"tools": [tool], "tool_choice": "required"}
+    asked |= {"messages": [{"role": "user", "content": "?"}], "parallel_tool_calls": False}
+    choice = ask(stack, **asked, return_token_ids=True, max_tokens=60).json()["choices"][0]
+    assert choice["token_ids"][0] == 151_657 and choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")

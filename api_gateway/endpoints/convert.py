@@ -19,7 +19,7 @@ from api_gateway.schema import (
 )
 from api_gateway.text_calls import TextCalls
 from api_gateway.tools import check_tools
-from api_gateway.translate import chat_input
+from api_gateway.translate import chat_input, order_chat
 from api_gateway.validation import check_chat, check_completion
 from protos import limits
 from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
@@ -83,9 +83,8 @@ class Convert:
         with self._door.admission.enter():
             body = await self._door.read(call, ChatRequest)
             check_chat(body)
-            check_tools(body.tools or [])
-            asked = await self._asked(call, body.model)
-            asked.chat.CopyFrom(chat_input(body, is_offered=body.tool_choice != "none"))
+            order = order_chat(body, await self._door.caller(call, body.model))
+            asked = ConvertRequest(model=body.model, chat=order.requests[0].chat)
             await self._reply_count(call, [await self._calls.convert(asked)])
 
     async def count_completion(self, call: Call) -> None:

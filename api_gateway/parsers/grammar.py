@@ -32,7 +32,7 @@ def rules(
     lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
     for k, tool in enumerate(tools):
         head = quoted(f'{{"name": {json.dumps(tool["name"])}, "{key}": ')
-        schema = json.dumps(spaced(closed(tool.get("parameters") or ANY_OBJECT)))
+        schema = json.dumps(spaced(closed(ANY_OBJECT | (tool.get("parameters") or {}))))
         body = f"{head} arguments_{k} {quoted('}')}"
         lines.append(" ".join(filter(None, (f"call_{k}:", before, body, after))))
         lines.append(f"arguments_{k}: %json {schema}")

@@ -197,6 +197,8 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(tools=[tool("f"), tool("f")]), "tools[1].function.name"),
     (CHAT, chat(tools=[tool("f" + str(k)) for k in range(129)]), "tools"),
     (CHAT, chat(tools=[tool("f", parameters=[])]), "tools[0].function.parameters"),
+    (CHAT, chat(tools=[tool("f", parameters={"type": "string"})]),
+     "tools[0].function.parameters.type"),
     (CHAT, chat(tool_choice="auto"), "tool_choice"),
     (CHAT, chat(tools=[tool("f")], tool_choice="maybe"), "tool_choice"),
     (CHAT, chat(tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}),

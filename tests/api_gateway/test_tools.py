@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api_gateway.parsers.grammar import closed
-from protos.common_pb2 import LENGTH, Grammar, ModelInfo
+from protos.common_pb2 import IGNORED, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, events, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream
@@ -241,3 +241,16 @@ def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
         {"type": "object"},
     ):
         assert closed(left) == left
+
+
+async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "structured_outputs: no", "param": "structured_outputs"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", code="invalid_grammar", **said)
+
+    fake.script = refuse
+    reply = await client.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
+    error = reply.json()["error"]
+    assert (error["param"], error["message"]) == ("tools", "tools: no")

@@ -115,7 +115,7 @@ OFFERS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([HERMES, LLAMA3]), TEXTS, OFFERS, st.data())
 def test_no_cut_changes_the_result(
     tool_format: ToolFormat, text: str, offer: Offer, data: st.DataObject
