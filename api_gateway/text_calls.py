@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -42,16 +41,13 @@ class TextCalls:
         Raises the first error when no engine answers, Unavailable when there is none.
         """
         query = Query(query_id=1, kind=kind, body_json=orjson.dumps(body))
-        stubs = self._clients.stubs()
-        calls = [answered(stub.Ask(query, timeout=ASK_TIMEOUT_S), kind) for stub in stubs]
-        replies = await asyncio.gather(*calls, return_exceptions=True)
         found: dict[str, Any] = {}
         errors: list[ServiceError] = []
-        for reply in replies:
-            if isinstance(reply, ServiceError):
-                errors.append(reply)
-            elif isinstance(reply, BaseException):
-                raise reply
+        for stub in self._clients.stubs():  # in turn: what resets a thing tells what there was
+            try:
+                reply: AskReply = await answered(stub.Ask(query, timeout=ASK_TIMEOUT_S), kind)
+            except ServiceError as error:
+                errors.append(error)
             else:
                 note_answers(reply, found, errors)
         if not found:
