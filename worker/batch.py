@@ -5,9 +5,27 @@ Knows tokens, positions, cells and block tables. Knows neither model nor backend
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from worker.kernels.checks import Ints
+
+
+class PassLimits(NamedTuple):
+    """The most that one pass computes, each at least 1."""
+
+    max_tokens: int
+    max_rows: int
+    max_logits: int
+    """Positions with logits: a vocabulary's worth of float32 each."""
+
+
+class Workspace(NamedTuple):
+    """What a backend may write to while it computes passes within `limits`."""
+
+    limits: PassLimits
+    memory: np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Batch(NamedTuple):

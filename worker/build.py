@@ -21,8 +21,9 @@ from worker.backends.cpu import CpuBackend
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
+from worker.batch import PassLimits
 from worker.errors import ModelFolderError
-from worker.gather import Inputs, PassLimits, input_pieces
+from worker.gather import Inputs, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
@@ -121,6 +122,14 @@ class LoadedModel:
         """Compile the grammar of serialized SamplingParams; return what is wrong with it, or ""."""
         return self.grammars.prepare(sampling)
 
+    def _workspace_bytes(self, limits: PassLimits) -> int:
+        """Return what the compiled kernels work in: known from a forward over a cache of a page."""
+        if not isinstance(self.backend, CpuBackend):
+            return 0
+        pieces = kv_pieces(self.config, 1, self.block_size, self.kv_dtype)
+        page = KvCache(self.config, 1, self.block_size, Arena(num_bytes(pieces)), self.kv_dtype)
+        return self.backend.workspace_bytes(self.model, page.layers, limits)
+
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
         size = self.block_size
@@ -128,9 +137,9 @@ class LoadedModel:
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
         one = self._block_bytes
-        room = num_bytes(
-            (*input_pieces(limits, num_positions, size), host_piece(self.host_blocks, one))
-        )
+        work = self._workspace_bytes(limits)
+        inner = input_pieces(limits, num_positions, size, work)
+        room = num_bytes((*inner, host_piece(self.host_blocks, one)))
         tier: HostTier | None = None
         cache: KvCache | cuda_cache.CudaKvCache
         if isinstance(self.backend, CudaBackend):
@@ -142,7 +151,7 @@ class LoadedModel:
             cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
             if self.host_blocks:
                 tier = HostTier(cache, self.host_blocks, one, arena)
-        inputs = Inputs(limits, num_positions, size, arena)
+        inputs = Inputs(limits, num_positions, size, arena, work)
         memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
         free = free_bytes() or 0
         memory["reserve"] = max(0, free - arena.num_bytes)

@@ -11,17 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.arena import Arena, Piece
-from worker.batch import Batch
+from worker.batch import Batch, PassLimits, Workspace
 from worker.rows import Row
-
-
-class PassLimits(NamedTuple):
-    """The most that one pass computes, each at least 1."""
-
-    max_tokens: int
-    max_rows: int
-    max_logits: int
-    """Positions with logits: a vocabulary's worth of float32 each."""
 
 
 class Work(NamedTuple):
@@ -42,28 +33,38 @@ class Work(NamedTuple):
         return 0 if self.row.pool is None else self.row.pool.num_states(self.num_tokens)
 
 
-def input_pieces(limits: PassLimits, num_positions: int, block_size: int) -> list[Piece]:
+def input_pieces(
+    limits: PassLimits, num_positions: int, block_size: int, workspace_bytes: int = 0
+) -> list[Piece]:
     """Return what `Inputs` takes for sequences of at most `num_positions` tokens."""
     width = -(-num_positions // block_size)
     lengths = (limits.max_tokens,) * 4 + (limits.max_rows + 1, limits.max_rows * width)
     narrow = [Piece((length,), np.int32) for length in (*lengths, limits.max_logits)]
     ramp = max(num_positions, limits.max_tokens)
-    return [*narrow, Piece((limits.max_tokens,), np.int64), Piece((ramp,), np.int32)]
+    wide = [Piece((limits.max_tokens,), np.int64), Piece((ramp,), np.int32)]
+    return [*narrow, *wide, Piece((workspace_bytes,), np.uint8)]
 
 
 class Inputs:
     """Room for the inputs of the largest pass. A batch is good until the next one is gathered."""
 
     def __init__(
-        self, limits: PassLimits, num_positions: int, block_size: int, arena: Arena
+        self,
+        limits: PassLimits,
+        num_positions: int,
+        block_size: int,
+        arena: Arena,
+        workspace_bytes: int = 0,
     ) -> None:
+        """`workspace_bytes` is what the backend asks for; 0 = it helps itself."""
         self.limits = limits
         self.block_size = block_size
         self.num_positions = num_positions
-        pieces = input_pieces(limits, num_positions, block_size)
+        pieces = input_pieces(limits, num_positions, block_size, workspace_bytes)
         taken = [arena.take("workspace", piece) for piece in pieces]
         self._token_ids, self._positions, self._cells, self._state_rows, *rest = taken
-        self._starts, self._tables, self._logit_rows, self._places, self._ramp = rest
+        self._starts, self._tables, self._logit_rows, self._places, self._ramp, room = rest
+        self.workspace = Workspace(limits, room) if workspace_bytes else None
         self._ramp[:] = np.arange(len(self._ramp))
 
     def gather(self, work: Sequence[Work]) -> Batch:

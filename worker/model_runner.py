@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
-from worker.batch import Batch
+from worker.batch import Batch, Workspace
 from worker.drawing import Drawing, Draws
 from worker.errors import RowError
 from worker.gather import Inputs, Work
@@ -49,7 +49,9 @@ class Cache(Protocol):
 class Device(Protocol):
     """What the runner itself needs of a backend."""
 
-    def bind(self, model: Any, caches: Sequence[LayerCache]) -> Callable[[Batch], Outputs]:
+    def bind(
+        self, model: Any, caches: Sequence[LayerCache], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Outputs]:
         """Return the pass over a batch; what that returns is valid until the next one."""
         ...
 
@@ -86,7 +88,7 @@ class ModelRunner:
         self._inputs = inputs
         self._room = Room(cache.num_blocks, cache.block_size, inputs.num_positions)
         self._model = model
-        self._forward = device.bind(model, cache.layers)
+        self._forward = device.bind(model, cache.layers, inputs.workspace)
         self._cache = cache
         self._rows = Rows(vocab_size, grammars)
         self._sampler = device.sampler(vocab_size)

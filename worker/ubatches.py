@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from worker.gather import PassLimits, Work
+from worker.batch import PassLimits
+from worker.gather import Work
 
 
 def ubatches(work: Iterable[Work], limits: PassLimits) -> Iterator[list[Work]]:

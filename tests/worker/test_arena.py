@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from protos import worker as wire
 from tests.worker.plans import sampling, start
 from worker.arena import ALIGNMENT, Arena, Piece, num_bytes
+from worker.backends.cpu import CpuBackend
 from worker.batch import Batch
-from worker.build import LoadedModel
+from worker.build import LoadedModel, load_model
+from worker.errors import KernelError
 from worker.models.decoder import Outputs
 
 NUMPY_DOMAIN = 389047
@@ -47,20 +50,23 @@ def test_the_ledger_says_what_is_taken(tiny: LoadedModel) -> None:
     assert memory["workspace"] > 2048 * 5 * 4 and memory["reserve"] >= 0
 
 
+@pytest.mark.parametrize("level", ["reference", "auto"])
 def test_steps_take_no_memory_of_their_own(
-    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    """Inputs stand where they stood, and after 100 steps no array is left over.
+    """Inputs and results stand where they stood, and after 100 steps no array is left over.
 
     The reference's operators let NumPy allocate what they return; it is free before the next one.
     """
-    runner = tiny.runner(60)
+    runner = load_model(tiny_folder, num_threads=1, kernel_level=level).runner(60)
     seen: set[tuple[int, ...]] = set()
     forward = runner._forward
 
     def watched(batch: Batch) -> Outputs:
-        seen.add(tuple(array.ctypes.data for array in batch[:-1]))
-        return forward(batch)
+        outputs = forward(batch)
+        results = outputs if level == "auto" else ()
+        seen.add(tuple(array.ctypes.data for array in (*batch[:-1], *results)))
+        return outputs
 
     monkeypatch.setattr(runner, "_forward", watched)
     params = sampling(temperature=1.0, seed=3, top_k=9, repetition_penalty=1.1)
@@ -80,7 +86,32 @@ def test_steps_take_no_memory_of_their_own(
         assert array_bytes() - before < 1024
     finally:
         tracemalloc.stop()
-    assert len(seen) == 1, "inputs have moved"
+    assert len(seen) == 1, "something has moved"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5, 64])
+def test_the_kernels_work_in_the_arena(tiny_folder: Path, max_tokens: int) -> None:
+    """What a pass of the largest size needs is known before the first, and is all there is."""
+    model = load_model(tiny_folder, num_threads=1, max_ubatch_tokens=max_tokens)
+    runner = model.runner(30)
+    workspace = runner._inputs.workspace
+    if not isinstance(model.backend, CpuBackend):
+        pytest.skip("the compiled kernels are not here")
+    assert workspace is not None
+    seen: list[tuple[Batch, Outputs]] = []
+    forward = runner._forward
+
+    def watched(batch: Batch) -> Outputs:
+        seen.append((batch, forward(batch)))
+        return seen[-1][1]
+
+    runner._forward = watched
+    runner.execute(wire.ExecutePlan(0, (start(1, [7] * 200, range(13)),)))
+    assert len(seen) == -(-200 // max_tokens)
+    batch, outputs = seen[-1]
+    assert np.shares_memory(outputs.logits, workspace.memory)
+    with pytest.raises(KernelError, match="the workspace holds"):
+        forward(batch._replace(token_ids=np.zeros(max_tokens + 1, np.int32)))
 
 
 def array_bytes() -> int:

@@ -8,8 +8,9 @@ import pytest
 
 from tests.worker.plans import generate, sampling, start
 from worker import build
+from worker.batch import PassLimits
 from worker.build import LoadedModel
-from worker.gather import PassLimits, Work
+from worker.gather import Work
 from worker.rows import Row
 from worker.ubatches import ubatches
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from worker.backends.program import Live, Program, Sink
-from worker.batch import Batch
+from worker.batch import Batch, PassLimits, Workspace
 from worker.errors import KernelError
 from worker.kernels.checks import I32, Floats, Ints, require
 from worker.kernels.crew import available_cores
@@ -115,10 +115,23 @@ class CpuBackend:
         """Return what draws from the logits of a pass."""
         return Sampler(vocab_size, DrawPasses(self.library, self.level))
 
-    def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
+    def workspace_bytes(
+        self, model: Model[Out], caches: Sequence[LayerPages], limits: PassLimits
+    ) -> int:
+        """Return the memory that passes within `limits` work in; `caches` may be of any size.
+
+        0 while somebody looks on: then every result is an array of its own.
+        """
+        if model.ops is not self:
+            return 0
+        return Program(self, lambda: model.forward(StepInputs(), caches)).num_bytes(limits)
+
+    def bind(
+        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Out]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.
 
-        They are valid until it is called again.
+        They are valid until it is called again. Without a workspace it takes memory as it needs.
         """
         program: Program[Out] | None = None
 
@@ -127,7 +140,7 @@ class CpuBackend:
             if model.ops is not self:  # somebody looks on, and wants every result as it arises
                 return self._live(lambda: model.forward(StepInputs(), caches), batch)
             if program is None:
-                program = Program(self, lambda: model.forward(StepInputs(), caches))
+                program = Program(self, lambda: model.forward(StepInputs(), caches), workspace)
             return program.run(batch)
 
         return forward

@@ -25,7 +25,7 @@ from worker.backends.cuda_weights import (
     upload,
 )
 from worker.backends.gpu import Arena, Array, Gpu
-from worker.batch import Batch
+from worker.batch import Batch, Workspace
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
@@ -143,7 +143,9 @@ class CudaBackend:
     def _group(self) -> int:
         return self._sizes[0] // self._sizes[1]
 
-    def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
+    def bind(
+        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Out]:
         """Return a function from a batch to logits and states, as float32 arrays of the host.
 
         The last block of `caches` is spare: padded rows write there.

@@ -11,9 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from worker.batch import Batch
+from worker.batch import Batch, PassLimits, Workspace
+from worker.errors import KernelError
 from worker.kernels.checks import Floats
-from worker.kernels.packed import aligned_bytes
+from worker.kernels.packed import Bytes, aligned_bytes
 from worker.kernels.records import Buffer, Capacity, Record, Recording, Rows, address_of, c_step
 
 Out = TypeVar("Out", bound=tuple[Any, ...])
@@ -34,9 +35,12 @@ class Recorder(Protocol):
 
 
 class Program(Generic[Out]):
-    """Records once, and places the buffers anew when a batch is larger than any before."""
+    """Records once. In a workspace the buffers have their places for good; without one they are
+    placed anew when a batch is larger than any before."""
 
-    def __init__(self, recorder: Recorder, forward: Callable[[], Out]) -> None:
+    def __init__(
+        self, recorder: Recorder, forward: Callable[[], Out], workspace: Workspace | None = None
+    ) -> None:
         self._recorder = recorder
         self._recording = Recording()
         self._results = recorder.record(self._recording, forward)
@@ -44,6 +48,9 @@ class Program(Generic[Out]):
         self._ops = b""
         self._arena = aligned_bytes(0)
         self._address = 0
+        self._is_fixed = workspace is not None
+        if workspace is not None:
+            self._place(most_of(workspace.limits), lambda num_bytes: workspace.memory[:num_bytes])
 
     @property
     def records(self) -> list[Record]:
@@ -57,7 +64,11 @@ class Program(Generic[Out]):
         """Return the float32 results [rows, width]; valid until the next run."""
         counts = counts_of(batch)
         if any(count > most for count, most in zip(counts, self._capacity, strict=True)):
-            self._grow(counts)
+            if self._is_fixed:
+                raise KernelError(f"a pass of {counts} rows, the workspace holds {self._capacity}")
+            most = (max(n, now, 1) for n, now in zip(counts, self._capacity, strict=True))
+            self._arena = aligned_bytes(0)  # let go of the old one first
+            self._place(tuple(1 << (n - 1).bit_length() for n in most), aligned_bytes)
         step = c_step(batch)
         self._recorder.run(self._address, len(self.records), ctypes.addressof(step))
         return type(self._results)(*(self._view(result, counts) for result in self._results))
@@ -68,12 +79,14 @@ class Program(Generic[Out]):
         view: Floats = raw.view(np.float32).reshape(counts[buffer.rows], buffer.width)
         return view
 
-    def _grow(self, counts: Capacity) -> None:
-        """Make room for `counts` rows of each kind, and write the records' addresses."""
-        most = (max(n, now, 1) for n, now in zip(counts, self._capacity, strict=True))
-        self._capacity = tuple(1 << (n - 1).bit_length() for n in most)
-        self._arena = aligned_bytes(0)  # let go of the old one first
-        self._arena = aligned_bytes(self._recording.place_buffers(self._capacity, self._results))
+    def num_bytes(self, limits: PassLimits) -> int:
+        """Return the memory that passes within `limits` work in."""
+        return self._recording.place_buffers(most_of(limits), self._results)
+
+    def _place(self, capacity: Capacity, take: Callable[[int], Bytes]) -> None:
+        """Make room for `capacity` rows of each kind, and write the records' addresses."""
+        self._capacity = capacity
+        self._arena = take(self._recording.place_buffers(capacity, self._results))
         base = self._arena.ctypes.data
         self._ops = b"".join(record.pack(base) for record in self.records)
         self._address = address_of(self._ops)
@@ -98,6 +111,10 @@ class Live:
                 )
         packed = record.pack(0)
         self._recorder.run(address_of(packed), 1, ctypes.addressof(self._step))
+
+
+def most_of(limits: PassLimits) -> Capacity:
+    return limits.max_tokens, limits.max_logits, limits.max_tokens
 
 
 def counts_of(batch: Batch) -> Capacity:

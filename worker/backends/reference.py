@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from worker.backends.blas import use_one_thread
-from worker.batch import Batch
+from worker.batch import Batch, Workspace
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.crew import Crew
 from worker.kernels.embedding import embedding_reference
@@ -99,8 +99,13 @@ class ReferenceBackend:
         """Return what draws from the logits of a pass."""
         return Sampler(vocab_size)
 
-    def bind(self, model: Model[Out], caches: Sequence[LayerPages]) -> Callable[[Batch], Out]:
-        """Return a function from a batch to what the model's forward returns."""
+    def bind(
+        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Out]:
+        """Return a function from a batch to what the model's forward returns.
+
+        NumPy allocates what the operators return: it needs no workspace.
+        """
 
         def forward(batch: Batch) -> Out:
             with np.errstate(all="ignore"):  # what is not finite shows in the logits of its row
