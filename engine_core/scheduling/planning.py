@@ -111,10 +111,11 @@ class Planner:
     def _preempt_over_limits(self) -> None:
         """Preempt until no tenant's rows grow over the blocks that it may hold."""
         running = self._roster.running
-        for tenant in [*self._roster.seats]:
+        limited = [tenant for tenant in self._roster.seats if self._bounds.of(tenant).blocks]
+        for tenant in limited:
             most = self._bounds.of(tenant).blocks
             rows = [row for row in running if row.tenant == tenant]
-            while most and len(rows) > 1:
+            while len(rows) > 1:
                 held = sum(len(row.block_ids) for row in rows)
                 if held + sum(self._must_grow(row) for row in rows) <= most:
                     break
