@@ -21,12 +21,14 @@ static void find_cells(const RowMap& rows, const RowTile& tile, int64_t split, i
   cells->end = min_of(SPLIT, rows.end(tile, tile.num_rows - 1) - first);
   const int32_t* table = rows.step.block_tables + tile.sequence * rows.step.table_width;
   int64_t head_bytes = a.head_dim * item_bytes, cell_bytes = a.num_kv_heads * head_bytes;
-  for (int64_t j = cells->begin; j < cells->end; j++) {
-    int64_t position = first + j;
-    int64_t cell = table[position / block_size] * block_size + position % block_size;
-    int64_t offset = cell * cell_bytes + tile.kv_head * head_bytes;
-    cells->keys[j] = a.keys + offset;
-    cells->values[j] = a.values + offset;
+  for (int64_t j = cells->begin; j < cells->end;) {
+    int64_t block = (first + j) / block_size, place = (first + j) % block_size;
+    int64_t stop = min_of(cells->end, j + block_size - place);
+    int64_t offset = (table[block] * block_size + place) * cell_bytes + tile.kv_head * head_bytes;
+    for (; j < stop; j++, offset += cell_bytes) {
+      cells->keys[j] = a.keys + offset;
+      cells->values[j] = a.values + offset;
+    }
   }
 }
 
