@@ -6,11 +6,22 @@
 
 namespace millrace {
 
-// Of one split of a tile, where its keys and values lie; only those that some row sees.
+// Of one split of a tile, where its keys and values lie. Those that no row sees are said to lie in
+// cell 0, and are not read.
 struct SplitCells {
   int64_t begin, end;  // keys of the split, 0 .. SPLIT
   const uint8_t* keys[SPLIT];
   const uint8_t* values[SPLIT];
+
+  // What is read after the scores of a group: the next group, at last the first values.
+  const uint8_t* const* after_group(int64_t group) const {
+    int64_t next = (group + 1) * GROUP;
+    return next < end ? keys + next : values + begin / PAIR_RUN * PAIR_RUN;
+  }
+  // What is read after a run of values: the next run.
+  const uint8_t* const* after_run(int64_t first) const {
+    return first + PAIR_RUN < end ? values + first + PAIR_RUN : nullptr;
+  }
 };
 
 static void find_cells(const RowMap& rows, const RowTile& tile, int64_t split, int64_t item_bytes,
@@ -19,6 +30,7 @@ static void find_cells(const RowMap& rows, const RowTile& tile, int64_t split, i
   int64_t first = split * SPLIT, block_size = rows.step.block_size;
   cells->begin = max_of(0, rows.begin(tile, 0) - first);
   cells->end = min_of(SPLIT, rows.end(tile, tile.num_rows - 1) - first);
+  for (int64_t j = 0; j < SPLIT; j++) cells->keys[j] = a.keys, cells->values[j] = a.values;
   const int32_t* table = rows.step.block_tables + tile.sequence * rows.step.table_width;
   int64_t head_bytes = a.head_dim * item_bytes, cell_bytes = a.num_kv_heads * head_bytes;
   for (int64_t j = cells->begin; j < cells->end;) {

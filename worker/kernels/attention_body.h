@@ -94,12 +94,6 @@ void turn_keys(const SplitCells& cells, int64_t group, int64_t head_dim, uint32_
     int64_t j = group * GROUP + r;
     bool seen = j >= cells.begin && j < cells.end;
     rows[r] = seen ? (const uint32_t*)cells.keys[j] : zeros;
-    if (j + GROUP < cells.end && j + GROUP >= cells.begin)
-      for (int64_t line = 0; line < words; line += 16)
-        __builtin_prefetch((const uint32_t*)cells.keys[j + GROUP] + line);
-    if (seen)
-      for (int64_t line = 0; line < words; line += 16)
-        __builtin_prefetch((const uint32_t*)cells.values[j] + line);
   }
   int64_t w = 0;
   for (; w + 16 <= words; w += 16) turn_words(rows, w, panel + w * 16);
@@ -114,9 +108,19 @@ void turn_keys(const SplitCells& cells, int64_t group, int64_t head_dim, uint32_
   }
 }
 
-// scores[m][lane] = q[m] · key of the lane; `blocks` runs of 32 inputs.
+// Ask for the part of a cell that is to be read soon: a few lines between the products, so that
+// memory and arithmetic work at the same time.
+template <class C>
+void ask_for(const uint8_t* cell, int64_t part) {
+  for (int64_t line = 0; line < C::LINES; line++)
+    __builtin_prefetch(cell + (part * C::LINES + line) * 64);
+}
+
+// scores[m][lane] = q[m] · key of the lane; `blocks` runs of 32 inputs. `ahead`: a group of cells
+// that are read next, or null.
 template <class C, int ROWS>
-void score_rows(const float* q, const uint32_t* panel, int64_t blocks, float* scores) {
+void score_rows(const float* q, const uint32_t* panel, int64_t blocks,
+                const uint8_t* const* ahead, float* scores) {
   Lanes sums[ROWS];
   for (int m = 0; m < ROWS; m++) sums[m] = zero();
   for (int64_t b = 0; b < blocks; b++) {
@@ -126,6 +130,7 @@ void score_rows(const float* q, const uint32_t* panel, int64_t blocks, float* sc
     for (int i = 0; i < 16; i++) {
       const uint32_t* pair = panel + (b * 16 + i) * C::LINES * 16;
       Lanes x = C::even(pair), y = C::odd(pair);
+      if (ahead) ask_for<C>(ahead[i], b);
 #pragma GCC unroll 8
       for (int m = 0; m < ROWS; m++) {
         const float* inputs = q + m * MAX_HEAD_DIM + b * 32 + 2 * i;
@@ -146,9 +151,10 @@ Lanes value_lanes(const uint8_t* cell, int64_t k, int64_t n) {
 }
 
 // out[m] += weights[m] · values, over one run of 32 keys, of which keys `from` .. `to` count.
+// `ahead`: a run of cells that are read next, or null.
 template <class C, int ROWS>
 void weigh_rows(const uint8_t* const* values, int64_t from, int64_t to, const float* weights,
-                int64_t head_dim, float* out) {
+                int64_t head_dim, const uint8_t* const* ahead, float* out) {
   for (int64_t k = 0; k < head_dim; k += 16) {
     Lanes even[ROWS], odd[ROWS];
     for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
@@ -160,6 +166,7 @@ void weigh_rows(const uint8_t* const* values, int64_t from, int64_t to, const fl
     if (from == 0 && to == PAIR_RUN && n >= 16) {
 #pragma GCC unroll 2
       for (int64_t j = 0; j < PAIR_RUN; j += 2) {
+        if (ahead) ask_for<C>(ahead[j + k / 16 % 2], k / 32);
         take(j, C::value((const typename C::Item*)values[j] + k), even);
         take(j + 1, C::value((const typename C::Item*)values[j + 1] + k), odd);
       }
@@ -195,22 +202,23 @@ class VectorProducts {
       : q_(q), num_rows_(num_rows), head_dim_(head_dim) {}
 
   // scores[row][lane] of one group of keys.
-  void score(const uint32_t* panel, float* scores) {
+  void score(const uint32_t* panel, const uint8_t* const* ahead, float* scores) {
     in_runs<MOST_ROWS>(0, num_rows_, [&](auto count, int64_t r) {
-      score_rows<C, count.value>(q_[r], panel, ceil_div(head_dim_, 32), scores + r * SPLIT);
+      score_rows<C, count.value>(q_[r], panel, ceil_div(head_dim_, 32), r ? nullptr : ahead,
+                                 scores + r * SPLIT);
     });
   }
 
   // Add one run of keys to rows `first` .. `stop`; those that see the same keys of it together.
   void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
-             const float (*weights)[SPLIT], Partial* out) {
+             const float (*weights)[SPLIT], const uint8_t* const* ahead, Partial* out) {
     for (int64_t r = first, next; r < stop; r = next) {
       int64_t begin = run.begin(r), end = run.end(r);
       for (next = r + 1; next < stop && run.begin(next) == begin && run.end(next) == end;) next++;
       if (begin >= end) continue;
       in_runs<MOST_ROWS>(r, next, [&](auto count, int64_t m) {
         weigh_rows<C, count.value>(values, begin, end, weights[m] + run.first, head_dim_,
-                                   out->values[m]);
+                                   m ? nullptr : ahead, out->values[m]);
       });
     }
   }
@@ -270,7 +278,7 @@ struct Attention {
     Products products(q, num_rows, head_dim);
     for (int64_t g = cells.begin / GROUP; g * GROUP < cells.end; g++) {
       turn_keys<C>(cells, g, head_dim, panel);
-      products.score(panel, scores[0] + g * GROUP);
+      products.score(panel, cells.after_group(g), scores[0] + g * GROUP);
     }
     RunOfKeys run;
     int64_t first = split * SPLIT;
@@ -284,7 +292,7 @@ struct Attention {
     }
     for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
       run.first = j;
-      products.weigh(cells.values + j, run, 0, num_rows, scores, out);
+      products.weigh(cells.values + j, run, 0, num_rows, scores, cells.after_run(j), out);
     }
   }
 

@@ -13,11 +13,12 @@ class TileProducts {
   }
 
   // A group of keys is the right factor as it is: a block of 32 inputs is sixteen lines of pairs.
-  void score(const uint32_t* panel, float* scores) {
-    if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panel, scores);
+  void score(const uint32_t* panel, const uint8_t* const* ahead, float* scores) {
+    if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panel, ahead, scores);
     bool both = num_rows_ > UNIT_ROWS;
     tile_zero<0>(), tile_zero<1>();
     for (int64_t b = 0; b < ceil_div(head_dim_, 32); b++) {
+      for (int64_t i = 0; ahead && i < GROUP; i++) ask_for<Bf16Cache>(ahead[i], b);
       tile_load<6>(panel + b * 256, 64);
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
       tile_product_bf16<0, 4, 6>();
@@ -30,17 +31,17 @@ class TileProducts {
   }
 
   void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
-             const float (*weights)[SPLIT], Partial* out) {
+             const float (*weights)[SPLIT], const uint8_t* const* ahead, Partial* out) {
     bool paired = false;
     for (int64_t r = first; r < stop; r += UNIT_ROWS) {
       int64_t end = min_of(stop, r + UNIT_ROWS);
       if (end - r < MIN_UNIT_ROWS || !run.is_whole(r, end)) {
-        vectors_.weigh(values, run, r, end, weights, out);
+        vectors_.weigh(values, run, r, end, weights, ahead, out);
         continue;
       }
       if (!paired) pair_values(values);
       paired = true;
-      weigh_unit(run.first, r, end, weights, out);
+      weigh_unit(run.first, r, end, weights, r ? nullptr : ahead, out);
     }
   }
 
@@ -58,7 +59,7 @@ class TileProducts {
   }
 
   void weigh_unit(int64_t j, int64_t first, int64_t stop, const float (*weights)[SPLIT],
-                  Partial* out) {
+                  const uint8_t* const* ahead, Partial* out) {
     alignas(64) bf16 left[UNIT_ROWS][PAIR_RUN] = {};
     for (int64_t r = first; r < stop; r++) {
       store_bf16(left[r - first], load(weights[r] + j));
@@ -66,6 +67,7 @@ class TileProducts {
     }
     tile_load<4>(left, sizeof left[0]);
     for (int64_t d = 0; d < ceil_div(head_dim_, 16); d++) {
+      for (int64_t i = d % 2; ahead && i < PAIR_RUN; i += 2) ask_for<Bf16Cache>(ahead[i], d / 2);
       float* sums = out->values[first] + d * 16;
       tile_load<0>(sums, sizeof out->values[0]);
       tile_load<6>(pairs_[d], 64);
