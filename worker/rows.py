@@ -83,6 +83,7 @@ class Row:
         self.draw = read_draw(start, vocab_size, grammars)
         self.pool = Pool(start) if start.pooling else None
         self._blocks = Column(np.array(start.block_ids, np.int32))
+        self._num_checked = 0  # blocks that are known to exist
         self._tokens = Column(known.astype(np.int32))
         self._num_guesses = 0
         self.prompt_logprobs = None if start.pooling else start.prompt_logprobs
@@ -162,8 +163,10 @@ class Row:
         blocks = self.blocks
         if end > len(blocks) * room.block_size:
             raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {room.block_size}")
-        if not 0 <= int(blocks.min()) <= int(blocks.max()) < room.num_blocks:
-            raise RowError(f"block ids {blocks.tolist()} outside 0..{room.num_blocks - 1}")
+        if len(blocks) != self._num_checked:  # once for each new block, not at every step
+            if not 0 <= int(blocks.min()) <= int(blocks.max()) < room.num_blocks:
+                raise RowError(f"block ids {blocks.tolist()} outside 0..{room.num_blocks - 1}")
+            self._num_checked = len(blocks)
         if end > room.num_positions:
             raise RowError(f"{end} tokens, the model has {room.num_positions} positions")
 
