@@ -75,10 +75,21 @@ class PacedRunner:
         return self._token_ids[place % len(self._token_ids)]
 
 
+class NoGrammars:
+    """Accepts every grammar and keeps to none."""
+
+    def warm_up(self) -> None:
+        """Nothing is slow the first time."""
+
+    def prepare(self, sampling: bytes) -> str:
+        return ""
+
+
 class PacedModel:
     """Has what the server and the offline face ask of a LoadedModel."""
 
     model_hash = "paced"
+    grammars = NoGrammars()
 
     def __init__(self, folder: Path, step_s: float) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
