@@ -54,6 +54,14 @@ def test_golden_embeddings(reference_data: Path, name: str) -> None:
             np.testing.assert_allclose(vectors[i], wanted, rtol=0, atol=1e-3)
 
 
+def test_the_mean_of_the_real_vocabulary(reference_data: Path) -> None:
+    folder = reference_data / "golden" / "qwen2-realvocab-bf16"
+    cases = golden(folder)["cases"]
+    vectors = embed(loaded(folder), [case["ids"] for case in cases], "mean", chunk=16)
+    for i, case in enumerate(cases):
+        np.testing.assert_allclose(vectors[i], case["embedding_mean"], rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("chunk", [1, 16, 23])
 def test_chunks_do_not_matter(tiny: LoadedModel, pooling: str, chunk: int) -> None:
