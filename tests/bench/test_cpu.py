@@ -1,0 +1,53 @@
+"""The benchmarks of the CPU kernels run, and say what their readers look for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import ceilings as machine
+from bench import cpu
+from bench.random_model import write_random_model
+from worker.build import load_model
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "MULTIPLY_S", 0.0)
+
+
+def output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: Any, *argv: str
+) -> list[dict[str, Any]]:
+    monkeypatch.setattr("sys.argv", ["bench", *argv, "--json"])
+    module.main()
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_whole_step(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: str,
+) -> None:
+    rows = output(
+        capsys, monkeypatch, cpu, "--shape", "tiny", "--folder", str(tmp_path), "--batch", "1,3",
+        "--quantization", quantization, "--steps", "4", "--prompt", "20", "--context", "10",
+    )  # fmt: skip
+    assert [row["batch"] for row in rows] == [1, 3]
+    for row in rows:
+        for name in ("decode_tokens_per_s", "read_ceiling_gb_per_s", "fraction_of_floor"):
+            assert row[name] >= 0
+        assert row["prefill_tokens_per_s"] > 0 and row["decode_tokens_per_s"] > 0
+
+
+def test_a_random_model_is_a_model(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "tiny")
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    assert load_model(write_random_model(tmp_path, "tiny"), num_threads=1).config.num_layers == 2
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
