@@ -145,10 +145,8 @@ class WorkerServer:
         self._state = ""
         previous: int | None = None
         while True:
-            while errands.is_busy and self._inbox.empty():
-                errands.turn()
             self._metrics.observe_host_tier(runner.host_tier)
-            message = self._next()
+            message = self._next(errands)
             if isinstance(message, ERRANDS):
                 errands.run(message)
                 continue
@@ -186,9 +184,11 @@ class WorkerServer:
         """Return the next message, which must be a `kind`; raise LifeOver or Stopped."""
         return _checked(self._next(), kind)
 
-    def _next(self) -> wire.ToWorker:
-        """Return the next message; raise LifeOver or Stopped."""
+    def _next(self, errands: Errands | None = None) -> wire.ToWorker:
+        """Return the next message, doing `errands` until it is there; raise LifeOver or Stopped."""
         while True:
+            while errands is not None and errands.is_busy and self._inbox.empty():
+                errands.turn()
             event = self._inbox.get()
             if event is None:
                 raise Stopped

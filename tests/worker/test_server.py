@@ -290,6 +290,35 @@ def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
     assert len(lines) == 1 and words in lines[0]
 
 
+def test_a_load_goes_on_when_an_answer_comes_between(
+    engine: FakeEngine, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both errands lie there when the step ends; nobody says anything more."""
+    go_on, execute = threading.Event(), ModelRunner.execute
+
+    def slow(self: ModelRunner, plan: wire.ExecutePlan) -> wire.StepResult:
+        assert plan.step_id == 0 or go_on.wait(20)
+        return execute(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", slow)
+    running = Running(engine, replace(tiny, host_kv_bytes=10**6))
+    try:
+        _, scheduler = engine.ready()
+        scheduler.send(wire.ExecutePlan(1))
+        keys = tuple(bytes([i]) for i in range(20))
+        scheduler.send(wire.StoreBlocks(1, tuple(range(20)), keys))
+        scheduler.send(wire.LoadBlocks(2, tuple(range(20)), keys))
+        scheduler.heartbeat()
+        scheduler.heartbeat()  # all of it has arrived
+        go_on.set()
+        scheduler.expect(wire.StepResult)
+        answers = [scheduler.expect(wire.ErrandDone) for _ in range(2)]
+        assert [answer.num_blocks for answer in answers] == [20, 20]
+    finally:
+        go_on.set()
+        running.end()
+
+
 def test_metrics_port_answers() -> None:
     registry = new_registry()
     metrics = WorkerMetrics(registry)
