@@ -11,7 +11,7 @@ export EPOCH=$EPOCHSECONDS
 say() { echo "compose-test: $((EPOCHSECONDS - EPOCH)) s: $*"; }
 
 build() { # build COMPOSE-OPTION...: all images, and what they weigh
-  docker compose --progress quiet "$@" build
+  docker compose --progress quiet --profile gpu "$@" build
   say "images"
   docker images --filter "reference=millrace/*:$MILLRACE_TAG" --format '  {{.Repository}} {{.Size}}'
 }
