@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
-"""Names the sources that PACKAGED was made of."""
+"""Names the sources and the kind of machine that PACKAGED was made of, and for."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wno-psabi"),
@@ -68,14 +69,15 @@ def compile_packaged() -> Path:
         built = Path(scratch) / "library.so"
         _compile(find_compiler(), (), built)
         os.replace(built, PACKAGED)
-    PACKAGED_HASH.write_text(sources_hash())
+    PACKAGED_HASH.write_text(sources_hash(platform.machine()))
     return PACKAGED
 
 
 def packaged_library() -> Path | None:
-    """Return what the installer compiled, if it was from these very sources."""
+    """Return what the installer compiled, if it was from these sources and for this machine."""
     try:
-        return PACKAGED if PACKAGED_HASH.read_text() == sources_hash() else None
+        mine = sources_hash(platform.machine())
+        return PACKAGED if PACKAGED_HASH.read_text() == mine else None
     except OSError:
         return None
 
