@@ -5,6 +5,7 @@ Read from the chat template, which shows the model its own words. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tokenizer_service.reasoning import CLOSE
@@ -16,6 +17,8 @@ LLAMA3 = "llama3"
 """`{"name": …, "parameters": …}`, with `<|python_tag|>` before it or not: Llama 3.1 and 3.2."""
 THINK_TAGS = "think_tags"
 """`<think>…</think>`: DeepSeek-R1 and its distillations, Qwen3, QwQ."""
+
+NULL_TEST = re.compile(r"""\bcontent['"]?\]?\s*(is\s+(not\s+)?|[=!]=\s*)none""", re.IGNORECASE)
 
 
 def tool_format(templates: Mapping[str, str] | None) -> str:
@@ -32,6 +35,11 @@ def spells_no_tools(templates: Mapping[str, str] | None) -> bool:
     """Whether it is a ChatML template that would leave tools out silently: then we spell them."""
     source = tool_template(templates)
     return "<|im_start|>" in source and "tools" not in source
+
+
+def knows_null(templates: Mapping[str, str] | None) -> bool:
+    """Whether a template asks if content is null, as DeepSeek's do: they write calls only then."""
+    return any(NULL_TEST.search(source) for source in (templates or {}).values())
 
 
 def tool_template(templates: Mapping[str, str] | None) -> str:

@@ -50,8 +50,13 @@ class PromptBuilder:
         vocab_size: int,
         metrics: TokenizerMetrics,
         spells_no_tools: bool = False,
+        knows_null: bool = False,
     ) -> None:
-        """`spells_no_tools`: the template would leave tools out; messages spell them instead."""
+        """`spells_no_tools`: the template would leave tools out; messages spell them instead.
+
+        `knows_null`: the template tells null content from empty text.
+        """
+        self._knows_null = knows_null
         self._spells_no_tools = spells_no_tools
         self._tokenizer = tokenizer
         self._template = template
@@ -126,6 +131,8 @@ class PromptBuilder:
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
         if self._spells_no_tools:
             messages, tools = spelled(messages, tools), None
+        nothing = None if self._knows_null else ""
+        messages = [with_content(message, nothing) for message in messages]
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
             text = await self._template.render(with_objects, tools, prompt, kwargs)
@@ -184,6 +191,16 @@ def check_chat(chat: ChatInput, messages: Any, kwargs: dict[str, Any]) -> None:
         raise InvalidRequest(
             "continue_final_message needs a final message with text", param="messages"
         )
+
+
+def with_content(message: dict[str, Any], nothing: str | None) -> dict[str, Any]:
+    """Return `message`, its content `nothing` when it is calls only.
+
+    Many templates join strings with the content, or would write "None" or fail.
+    """
+    if message.get("content") is None and message.get("tool_calls"):
+        return {**message, "content": nothing}
+    return message
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
 from tokenizer_service.formats import (
     TOOL_TAGS,
+    knows_null,
     reasoning_format,
     spells_no_tools,
     tool_format,
@@ -60,6 +61,7 @@ class TextModel:
             self.vocab_size,
             metrics,
             spells_no_tools(folder.templates),
+            knows_null(folder.templates),
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars)

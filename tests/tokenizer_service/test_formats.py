@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenizer_service.formats import reasoning_format, tool_format
+from tokenizer_service.formats import knows_null, reasoning_format, tool_format
 from tokenizer_service.model_folder import read_model_folder
 
 KNOWN = {
@@ -32,6 +32,23 @@ def test_templates(reference_data: Path, name: str) -> None:
     source = (reference_data / "chat_templates" / f"{name}.jinja").read_text()
     templates = {"default": source}
     assert (tool_format(templates), reasoning_format(templates)) == KNOWN[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{% if message['content'] is none %}", True),
+        ("{%- if message.content is not none -%}", True),
+        ('{% if message["content"] == None %}', True),
+        ("{% if content != none %}", True),
+        ("{% if tools is not none %}{{ message.content }}{% endif %}", False),
+        ("{% if message.content is string %}{% elif tools is none %}", False),
+        ("{% if message.reasoning_content is not none %}{{ message.content }}{% endif %}", False),
+    ],
+)
+def test_templates_that_ask_for_null(source: str, wanted: bool) -> None:
+    assert knows_null({"default": "", "tool_use": source}) is wanted
+    assert knows_null(None) is False
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry
 from common.errors import InvalidRequest
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
-from tests.tokenizer_service.conftest import reference_tokenizer
+from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.columns import pack, unpack
+from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
@@ -52,10 +53,12 @@ def builder(
     executor: ThreadPoolExecutor,
     source: str | None = CHAT_TEMPLATE,
     tokenizer: Tokenizer | None = TINY,
+    **variables: str,
 ) -> PromptBuilder:
-    template: Any = InProcess(source) if source is not None else None
+    template: Any = InProcess(source, **variables) if source is not None else None
     metrics = TokenizerMetrics(CollectorRegistry())
-    return PromptBuilder(tokenizer, template, executor, 512, metrics)
+    null = source is not None and knows_null({"default": source})
+    return PromptBuilder(tokenizer, template, executor, 512, metrics, knows_null=null)
 
 
 def chat(messages: Any, **rest: Any) -> TextRequest:
@@ -158,6 +161,53 @@ async def test_templates_that_join_arguments_get_strings(executor: ThreadPoolExe
         await builder(executor, source).build(chat([{"role": "assistant", "tool_calls": [call]}]))
     ).token_ids
     assert text_of(prompt) == 'args: {"a":1}'
+
+
+async def test_null_content_beside_calls_reads_as_the_reference_has_it(
+    reference_data: Path, executor: ThreadPoolExecutor
+) -> None:
+    folder, seen = reference_data / "chat_templates", set[str]()
+    for case in reference_cases(folder / "cases.json"):
+        if all(message["content"] is not None for message in case["messages"]):
+            continue
+        source = (folder / f"{case['template']}.jinja").read_text()
+        more = {k: case[k] for k in ("bos_token", "eos_token") if case[k] is not None}
+        request = chat(
+            case["messages"],
+            tools_json=json.dumps(case["tools"] or []).encode(),
+            template_kwargs_json=json.dumps(case["kwargs"]).encode(),
+            no_generation_prompt=not case["add_generation_prompt"],
+        )
+        built = builder(executor, source, **more).build(request)
+        if "expected" in case:
+            assert (await built).text == case["expected"], case["name"]
+            seen.add(case["template"])
+        else:
+            with pytest.raises(InvalidRequest):
+                await built
+    assert seen >= {"qwen2.5-instruct", "llama-3.1-instruct"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("qwen2-instruct", "<|im_start|>assistant\n<|im_end|>"),
+        ("tinyllama-chat", "<|assistant|>\n</s>"),
+        ("qwen3", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("deepseek-r1-distill-qwen", "<｜tool▁sep｜>f\n```json\n{}\n```"),
+    ],
+)
+async def test_calls_need_no_content(
+    reference_data: Path, executor: ThreadPoolExecutor, name: str, wanted: str
+) -> None:
+    """Templates that join strings, and one that writes the calls only when content is null."""
+    source = (reference_data / "chat_templates" / f"{name}.jinja").read_text()
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    for answer in ({"content": None}, {}):
+        talk = [*user("Hi"), {"role": "assistant", "tool_calls": calls, **answer}, *user("So?")]
+        built = builder(executor, source, bos_token="<s>", eos_token="</s>")
+        text = (await built.build(chat(talk))).text
+        assert wanted in text and "None" not in text
 
 
 @pytest.mark.parametrize(
