@@ -49,7 +49,7 @@ def find_compiler(preferred: str = "") -> tuple[str, ...]:
 def library_name(compiler: Sequence[str], flags: Sequence[str] = ()) -> str:
     """Return millrace-<hash>.so: sources, flags and the compiler's own name for its version."""
     shown = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    digest = hashlib.sha256(" ".join((*FLAGS, *LINK_FLAGS, *flags)).encode())
+    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *LINK_FLAGS, *flags)).encode())
     digest.update(shown.stdout.encode())
     return f"millrace-{sources_hash(digest.hexdigest())}.so"
 
