@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.load import first_model, percentile
 from bench.sse_client import Outcome, stream
-from bench.tier_budget import Stack, start_tiers
+from bench.tiers import Stack, end_on_sigterm, tiers
 from millrace.project import DEMO_MODEL
 
 SEATS = 32
@@ -101,11 +101,8 @@ def run(model: Path, step_ms: float, seconds: float, key: str, num_long: int) ->
     """Start the tiers, measure one load, stop them."""
     with tempfile.TemporaryDirectory() as folder:
         keys = key_file(Path(folder))
-        stack = start_tiers(model, step_ms, SEATS, API_KEY_FILE=keys)
-        try:
+        with tiers(model, step_ms, SEATS, API_KEY_FILE=keys) as stack:
             return measure(stack, seconds, key, num_long)
-        finally:
-            stack.stop()
 
 
 def main() -> None:
@@ -115,6 +112,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=30.0)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     args = parser.parse_args()
+    end_on_sigterm()
     print(f"{SEATS} seats, {args.step_ms:g} ms a step, a short request a second\n")
     print("| b's short requests beside | p50 ms | p95 ms | long tokens/s |\n|---|---|---|---|")
     tails = []

@@ -14,28 +14,18 @@ import json
 import os
 import platform
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.load import chat, first_model, percentile
 from bench.sse_client import Outcome, stream
-from common.settings import inherited
+from bench.tiers import Stack, end_on_sigterm, one_process, tiers
 from millrace.project import DEMO_MODEL
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 AIMS_US = {"front": 2.8, "tokenizer": 10.0, "gateway": 15.0}
 SETTLE_S = 2.0
 CHUNK_BYTES = 290
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def cpu_s(pid: int) -> float:
@@ -47,87 +37,6 @@ def cpu_s(pid: int) -> float:
 def child_of(pid: int) -> int:
     """Return the one child process of `pid`: the front's scheduler."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-@dataclass
-class Stack:
-    """Processes started here, by role."""
-
-    url: str = ""
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-
-    def start(self, role: str, *command: str, **env: str) -> None:
-        """Start `python -m command`; what it prints is kept for `stop`."""
-        self.processes[role] = subprocess.Popen(
-            [sys.executable, "-m", *command], env=inherited(env), stdout=subprocess.PIPE, text=True
-        )
-
-    def stop(self) -> str:
-        """Stop all; return what the worker printed at its end."""
-        for process in self.processes.values():
-            process.terminate()
-        printed = ""
-        for process in self.processes.values():
-            printed += process.communicate(timeout=20)[0] or ""
-        return printed
-
-
-def start_tiers(folder: Path, step_ms: float, streams: int, **gateway: object) -> Stack:
-    """Start the four tiers, the worker paced, and wait until they serve.
-
-    `gateway` are settings of that tier, by their names in the environment.
-    """
-    http, text, engine, registry = (free_port() for _ in range(4))
-    stack = Stack(f"http://127.0.0.1:{http}")
-    quiet = {"LOG_LEVEL": "error", "METRICS_PORT": "0"}
-
-    def named(service: str, **values: object) -> dict[str, str]:
-        pairs = {**quiet, **values}
-        return {f"MILLRACE_{service}_{key}": str(value) for key, value in pairs.items()}
-
-    env = named("ENGINE", PORT=engine, REGISTRY_PORT=registry, MAX_NUM_SEQS=streams)
-    stack.start("front", "engine_core", **env)
-    paced = ("bench.paced_worker", f"127.0.0.1:{registry}", str(folder), str(step_ms))
-    stack.start("worker", *paced)
-    env = named("TOKENIZER", PORT=text, ENGINES=f"127.0.0.1:{engine}", MODEL=folder)
-    stack.start("tokenizer", "tokenizer_service", **env)
-    env = named("GATEWAY", PORT=http, TOKENIZERS=f"127.0.0.1:{text}", **gateway)
-    stack.start("gateway", "api_gateway", **env, MILLRACE_GATEWAY_MAX_CONCURRENT_REQUESTS="4096")
-    wait_ready(f"{stack.url}/ready")
-    return stack
-
-
-def start_one_process(folder: Path, step_ms: float) -> Stack:
-    """Start the one threaded process."""
-    port = free_port()
-    stack = Stack(f"http://127.0.0.1:{port}")
-    command = ("bench.one_process", str(port), str(folder), str(step_ms))
-    stack.start("one process", *command)
-    wait_listening(port)
-    return stack
-
-
-def wait_ready(url: str, timeout_s: float = 60.0) -> None:
-    """Return when `url` answers 200; raise TimeoutError."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:  # refused, or an HTTP error: not yet
-            time.sleep(0.1)
-    raise TimeoutError(url)
-
-
-def wait_listening(port: int, timeout_s: float = 60.0) -> None:
-    """Return when something listens on `port`; raise TimeoutError."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"port {port}")
 
 
 def served_model(stack: Stack) -> str:
@@ -151,15 +60,13 @@ async def load(url: str, model: str, streams: int, tokens: int) -> list[Outcome]
 
 def measure(stack: Stack, streams: int, tokens: int) -> tuple[dict[str, float], dict[str, float]]:
     """Warm up, measure, stop; return CPU µs per token by role, and the figures of the run."""
-    try:
-        model = served_model(stack)
-        asyncio.run(load(stack.url, model, streams, 20))
-        time.sleep(SETTLE_S)
-        before = processor_s(stack)
-        outcomes = asyncio.run(load(stack.url, model, streams, tokens))
-        spent_s = {role: s - before[role] for role, s in processor_s(stack).items()}
-    finally:
-        printed = stack.stop()
+    model = served_model(stack)
+    asyncio.run(load(stack.url, model, streams, 20))
+    time.sleep(SETTLE_S)
+    before = processor_s(stack)
+    outcomes = asyncio.run(load(stack.url, model, streams, tokens))
+    spent_s = {role: s - before[role] for role, s in processor_s(stack).items()}
+    printed = stack.stop()
     received = sum(o.num_tokens for o in outcomes)
     if any(not o.ok for o in outcomes):
         raise RuntimeError(f"{sum(not o.ok for o in outcomes)} of {streams} streams failed")
@@ -205,17 +112,18 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     args = parser.parse_args()
+    end_on_sigterm()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; ",
         end="",
     )
     print(f"{args.streams} streams, 1 token per {args.step_ms:g} ms, {args.tokens} tokens each\n")
-    tiers, with_tiers = measure(
-        start_tiers(args.model, args.step_ms, args.streams), args.streams, args.tokens
-    )
-    one, alone = measure(start_one_process(args.model, args.step_ms), args.streams, args.tokens)
+    with tiers(args.model, args.step_ms, args.streams) as stack:
+        apart, with_tiers = measure(stack, args.streams, args.tokens)
+    with one_process(args.model, args.step_ms) as stack:
+        together, alone = measure(stack, args.streams, args.tokens)
     print("| process | CPU µs per token | aim |\n|---|---|---|")
-    for role, cost_us in {**tiers, **one}.items():
+    for role, cost_us in {**apart, **together}.items():
         print(f"| {role} | {cost_us:.1f} | {AIMS_US.get(role, '')} |")
     floor_us = write_floor_us(args.streams, args.step_ms / 1e3)
     print(f"| one bare socket write a token (the gateway's floor here) | {floor_us:.1f} | |")
