@@ -9,6 +9,7 @@ from typing import Any
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.project import add_server_arguments, server
+from millrace.speech import Speech
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
 
@@ -59,17 +60,19 @@ def _answer(
     """Stream one answer to the terminal and add it to `history`, as far as it came."""
     first = [{"role": "system", "content": system}] if system else []
     events = there.events("/v1/chat/completions", {**body, "messages": [*first, *history]})
-    said: list[str] = []
+    speech, end = Speech(), ""
     try:
         for event in events:
             for choice in event["choices"]:
-                said.append(choice["delta"].get("content") or "")
-                print(said[-1], end="", flush=True)
-        print()
+                delta = choice["delta"]
+                thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                speech.add(thoughts, delta.get("content") or "")
     except KeyboardInterrupt:
-        print(" [stopped]")
+        end = " [stopped]"
     except CommandError as error:
-        print(f"\n[{error}]")
+        end = f"\n[{error}]"
     finally:
         events.close()  # ends the connection, and with it the request
-    history.append({"role": "assistant", "content": "".join(said)})
+        speech.close()
+    print(end)
+    history.append({"role": "assistant", "content": speech.said})

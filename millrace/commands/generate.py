@@ -12,6 +12,7 @@ from millrace.errors import CommandError
 from millrace.llm import LLM
 from millrace.params import SamplingParams
 from millrace.prompts import Prompt
+from millrace.speech import Speech
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes; return the exit status."""
     logs.setup("millrace", "error")  # standard error is for mistakes
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    speech = Speech()
     prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
     try:
         params = SamplingParams(
@@ -50,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
             kv_cache_memory=args.kv_cache_memory,
         ) as llm:
             for delta in llm.stream(prompt, params):
-                print(delta.outputs[0].text, end="", flush=True)
+                speech.add(delta.outputs[0].reasoning, delta.outputs[0].text)
     except ServiceError as error:
         raise CommandError(error.message) from error
+    finally:
+        speech.close()
     print()
     return 0

@@ -1,0 +1,70 @@
+"""Answers in the terminal: thoughts dimmed, or marked where no colours show."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from typing import Any
+
+import pytest
+
+from millrace import speech
+from millrace.commands import chat
+from millrace.speech import Speech
+
+
+@pytest.mark.parametrize(
+    ("has_colours", "wanted"),
+    [(True, "\x1b[2mHm, so\x1b[0m\n\nYes. No."), (False, "[thinks] Hm, so\n\nYes. No.")],
+)
+def test_thoughts_are_told_from_the_answer(
+    has_colours: bool,
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(speech, "is_terminal", lambda: has_colours)
+    heard = Speech()
+    for step in (("Hm,", ""), ("", ""), (" so", "Yes."), ("", " No.")):
+        heard.add(*step)
+    heard.close()
+    assert capsys.readouterr().out == wanted and heard.said == "Yes. No."
+
+
+class Thinker:
+    """A server whose model thinks and answers."""
+
+    url = "http://thinker"
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def get(self, path: str) -> Any:
+        return {"data": [{"id": "m"}]}
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        self.asked.append(body["messages"])
+        for delta in (
+            {"role": "assistant", "content": ""},
+            {"reasoning_content": "Hm", "reasoning": "Hm"},
+            {"reasoning": "!"},
+            {"content": "Yes"},
+            {},
+        ):
+            yield {"choices": [{"delta": delta}]}
+
+
+def test_a_chat_shows_thoughts_and_forgets_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Thinker()
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n/exit\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 0
+    assert capsys.readouterr().out == "[thinks] Hm!\n\nYes\n" * 2
+    assert there.asked[1][1:] == [
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "Two?"},
+    ]
