@@ -67,11 +67,11 @@ def spelled_call(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, Mapping):
         return json.dumps(call, ensure_ascii=False)
-    arguments = function.get("arguments")
+    name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            pass  # what a model wrote need not be JSON; it reads it as it was
-    known = {"name": function.get("name"), "arguments": arguments}
-    return json.dumps(known, ensure_ascii=False)
+            known = {"name": name, "arguments": orjson.loads(arguments)}
+            return json.dumps(known, ensure_ascii=False)
+        except (orjson.JSONDecodeError, RecursionError):
+            pass  # what a model wrote need not be JSON, nor shallow; it reads it as it was
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

@@ -41,7 +41,12 @@ class TemplateProcess:
         Raises InvalidRequest with the template's own message when it refuses the input, and
         Unprocessable when it takes too long, too much memory or makes too much text.
         """
-        request = orjson.dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
+        try:
+            request = orjson.dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
+        except orjson.JSONEncodeError as error:
+            raise InvalidRequest(
+                f"messages are nested too deeply for a template: {error}", param="messages"
+            ) from error
         try:
             return text_of(orjson.loads(await self.sandbox.ask(request)))
         except Overrun as why:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 from api_gateway.__main__ import Gateway
+from api_gateway.app import routes
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, completion, embedding, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer
@@ -268,6 +270,39 @@ async def test_a_bad_body_is_named_and_harms_nobody(
 
 def good(path: str) -> dict[str, Any]:
     return chat() if path == CHAT else completion()
+
+
+DEEP = [
+    kind(depth)
+    for depth in (300, 900, 100_000)
+    for kind in (lambda d: b"[" * d + b"]" * d, lambda d: b'{"a":' * d + b"1" + b"}" * d)
+]
+"""Levels that a reader takes and a writer does not, that a reader just takes, and far too many."""
+SPOTS = ("messages", "prompt", "input", "tokens", "tools", "tool_choice", "response_format",
+         "structured_outputs", "chat_template_kwargs", "metadata", "unknown")  # fmt: skip
+
+
+POSTS = {route.path for route in routes(MagicMock()) if route.method == "POST"}
+READ_NO_BODY = {"/v1/cache/reset", "/v1/requests/{id}/cancel"}
+
+
+@pytest.mark.parametrize("path", sorted(POSTS - READ_NO_BODY))
+async def test_a_deep_body_is_refused_by_every_route_that_reads_one(
+    client: httpx.AsyncClient, fake: FakeTokenizer, path: str
+) -> None:
+    whole = [b'"messages":[{"role":"user","content":%s}]' % deep for deep in DEEP]
+    parameters = [
+        MESSAGES + b',"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]' % deep
+        for deep in DEEP
+    ]
+    spots = [b'"%s":%s' % (spot.encode(), deep) for spot in SPOTS for deep in DEEP]
+    for field in (*whole, *parameters, *spots):
+        reply = await client.post(path, content=raw(field))
+        assert reply.status_code == 400, (field[:60], reply.text)
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+    for deep in DEEP:
+        assert (await client.post(path, content=deep)).status_code == 400
+    assert fake.arrivals.empty()
 
 
 NEUTRAL: list[tuple[str, dict[str, Any]]] = [

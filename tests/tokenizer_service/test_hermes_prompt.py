@@ -52,6 +52,14 @@ def test_arguments_may_be_text_and_need_not_be_json() -> None:
     assert '"arguments": {"a": 1}}' in texts[0] and "{oops" in texts[1] and '"odd": 1' in texts[2]
 
 
+def test_arguments_may_be_deep() -> None:
+    """The reader takes 1024 levels, the writer fewer: then they stay text."""
+    for depth in (100, 999, 100_000):
+        deep = '{"a": ' * depth + "1" + "}" * depth
+        (said,) = spelled([{"role": "assistant", "tool_calls": [call("f", deep)]}], None)
+        assert said["content"].count("{") == depth + 1
+
+
 def test_plain_messages_are_left_alone() -> None:
     plain = [TALK[0], TALK[1], TALK[5]]
     assert spelled(plain, None) == plain

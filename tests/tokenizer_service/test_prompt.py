@@ -24,6 +24,7 @@ from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.prompt import PromptBuilder
+from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
 TINY = Tokenizer(tiny_library())
@@ -208,6 +209,22 @@ async def test_calls_need_no_content(
         built = builder(executor, source, bos_token="<s>", eos_token="</s>")
         text = (await built.build(chat(talk))).text
         assert wanted in text and "None" not in text
+
+
+@pytest.mark.parametrize("depth", [200, 300, 1000, 100_000])
+async def test_deep_tool_arguments_are_no_failure_of_ours(
+    executor: ThreadPoolExecutor, depth: int
+) -> None:
+    """What is too deep to go on as objects reaches the template as the text it came as."""
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    call = {"function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    template = TemplateProcess({"default": source}, {}, 20.0, 10**6)
+    metrics = TokenizerMetrics(CollectorRegistry())
+    prompts = PromptBuilder(TINY, template, executor, 512, metrics)
+    prompt = await prompts.build(chat([{"role": "assistant", "tool_calls": [call]}]))
+    assert prompt.text.count("{") == depth
+    assert ('"a"' in prompt.text) is (depth > 250), "objects read as Python writes them"
+    await template.close()
 
 
 @pytest.mark.parametrize(
