@@ -11,10 +11,10 @@ GPU_PYTHON ?= python3
 N ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down logs test test-model test-sanitizers test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
+.PHONY: help setup up down logs test test-model test-kernels test-gpu bench-gpu test-sanitizers test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.stamp-run: pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
