@@ -11,7 +11,7 @@ struct Shape {
 
 // q, out: float [num_tokens, heads, D]; owners: int [num_tokens], rows of `tables`. Grid (num_tokens, heads), 32 threads.
 template <int D>
-__global__ void __launch_bounds__(32, 1)
+__global__ void __launch_bounds__(32)
 attention_f32(float* out, const float* q, const float* keys, const float* values, const int* tables, const int* owners,
               const int* positions, Shape shape) {
   constexpr int PER_LANE = (D + 31) / 32;

@@ -32,7 +32,7 @@ __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); 
 // tile i of the gate and output tile i of the up projection stand beside each other in `weight`.
 // Grid (tiles of 16 outputs, ceil(num_tokens / (8 TOKEN_TILES))), SEGMENTS warps; K a multiple of 32, N of 16.
 template <class T, class Out, int TOKEN_TILES, int EPILOGUE>
-__global__ void __launch_bounds__(SEGMENTS * 32, 1)
+__global__ void __launch_bounds__(SEGMENTS * 32)
 linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int num_tokens, int K, int N) {
   constexpr int PARTS = EPILOGUE == GATED ? 2 : 1;
   constexpr int TOKENS = TOKEN_TILES * 8;

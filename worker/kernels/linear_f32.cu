@@ -8,7 +8,7 @@ constexpr int TOKENS = 8;
 
 // x: float [num_tokens, K]; weight: float [N, K]; out: float [num_tokens, N]. Grid (ceil(N / 4), ceil(num_tokens / 8)),
 // 128 threads: a warp an output.
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128)
 linear_f32(float* out, const float* x, const float* weight, const float* bias, int num_tokens, int K, int N) {
   const int lane = threadIdx.x & 31, n = blockIdx.x * 4 + (threadIdx.x >> 5), first = blockIdx.y * TOKENS;
   wait_for_predecessor();

@@ -225,7 +225,7 @@ attention_decode(float* parts, const T* q, const T* keys, const T* values, const
 
 // Grid (tiles, kv heads), 128 threads.
 template <class T, int D>
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128)
 attention_merge(T* out, const float* parts, const int4* tiles, const int* offsets, Shape shape) {
   const int head = blockIdx.y, group = shape.num_heads / shape.num_kv_heads;
   wait_for_predecessor();

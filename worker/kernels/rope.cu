@@ -14,7 +14,7 @@ __device__ __forceinline__ float2 turn_of(float angle, float factor) {
 }
 
 // out: float2 {cos, sin} [num_tokens, half]; frequencies: float [half]. Grid ceil(num_tokens * half / 128).
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128)
 rope_table(float2* out, const int* positions, const float* frequencies, float factor, int num_tokens, int half) {
   wait_for_predecessor();
   launch_successor();
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint64_t place_of(int cell, int kv_head, int head_dim
 // offset; pages as in paged_attention.cu; q_weight, k_weight: float [D] or null. Grid (num_tokens, ceil(heads of qkv /
 // 4)), 128 threads: a warp a head.
 template <class T, int D>
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128)
 rope(T* q, T* keys, T* values, const T* qkv, const float2* table, const int* cells, const float* q_weight,
      const float* k_weight, Heads heads) {
   constexpr int HALF = D / 2, PER_LANE = (HALF + 31) / 32;
@@ -85,7 +85,7 @@ rope(T* q, T* keys, T* values, const T* qkv, const float2* table, const int* cel
 
 // Turn the keys of cells[blockIdx.x], all heads, by `delta` positions. 32 threads.
 template <class T, int D>
-__global__ void __launch_bounds__(32, 1)
+__global__ void __launch_bounds__(32)
 rope_shift(T* keys, const int* cells, const float* frequencies, int delta, Heads heads) {
   constexpr int HALF = D / 2;
   wait_for_predecessor();
