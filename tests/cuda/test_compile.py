@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import budget
+from worker.kernels import nvrtc
 from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import TARGETS, CompileError, compile_stem
 
@@ -49,15 +50,20 @@ def test_within_the_budget(stem: str, target: str, tmp_path: Path) -> None:
     assert not FORBIDDEN & found
 
 
-def test_a_spill_shows(tmp_path: Path) -> None:
+def test_a_spill_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check bites: with too few registers the same source spills, and the report says so."""
-    tight = "-D__launch_bounds__(...)=__launch_bounds__(128, 12)"  # 40 registers a thread
-    compiled = compile_stem("paged_attention", "sm_90a", [tight])
+    for path in nvrtc.SOURCES.glob("*.cu*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    source = tmp_path / "paged_attention.cu"
+    tight = source.read_text().replace("__launch_bounds__(32, 1)", "__launch_bounds__(32, 32)")
+    source.write_text(tight)
+    monkeypatch.setattr(nvrtc, "SOURCES", tmp_path)
+    compiled = compile_stem("paged_attention", "sm_90a")
     assert any(usage.spill_bytes for usage in compiled.usage.values())
     assert FORBIDDEN & instructions(compiled.code, tmp_path / "kernels.cubin")
 
 
-def test_a_mistake_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_reported() -> None:
     with pytest.raises(CompileError, match="silu_mul.cu for sm_80"):
         compile_stem("silu_mul", "sm_80", ["-DALL_LANES=("])
 
