@@ -55,6 +55,7 @@ test-lives: $(VENV)/.stamp ## random lives by the thousand, on every KV layout (
 
 fuzz: $(VENV)/.stamp ## throw N=20000 malformed and hostile requests at a live stack, then made-up ones of every operation
 	$(PY) -m tests.fuzz --requests $(N)
+	$(PY) -m tests.fuzz.cancels
 	$(PY) -m pytest --slow tests/api_gateway/test_openapi.py
 
 test-kernels: $(VENV)/.stamp ## prove the CUDA kernels without a GPU: oracle, compiler budget, sanitizers, planted faults
