@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from millrace.project import HOME
+from tests.api_gateway.official import check_event
 from tests.support.stack import Stack, eventually
 
 
@@ -77,7 +78,7 @@ async def events(
     http: httpx.AsyncClient, path: str, sent: dict[str, Any]
 ) -> AsyncGenerator[Any, None]:
     """POST and yield the JSON of every event; after all but an error [DONE] must follow."""
-    last, buffer = b"", b""
+    last, buffer, seen = b"", b"", list[Any]()
     async with http.stream("POST", path, json={**sent, "stream": True}) as reply:
         if reply.status_code != 200:
             raise AssertionError((await reply.aread()).decode())
@@ -86,8 +87,11 @@ async def events(
             for frame in frames:
                 last = frame.rpartition(b"data: ")[2]
                 if last.startswith(b"{"):
-                    yield json.loads(last)
+                    seen.append(json.loads(last))
+                    yield seen[-1]
     assert last == b"[DONE]" or last.startswith(b'{"error"'), last
+    for event in seen:  # now, because a slow reader would change what is tested
+        check_event(path, event)
 
 
 async def read_text(
