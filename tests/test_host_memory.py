@@ -28,10 +28,14 @@ Answer = tuple[list[int], list[tuple[float, ...]], int]
 """Token ids, logprobs, and how many prompt tokens were found."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = write_folder(tmp_path_factory.mktemp("model"))
-    return replace(load_model(folder, num_threads=1), host_kv_bytes=2**20)
+@pytest.fixture(scope="module", params=["tiny", "qwen2-tied-f32"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    if request.param == "tiny":
+        folder, host_kv_bytes = write_folder(tmp_path_factory.mktemp("model")), 2**20
+    else:
+        folder = request.getfixturevalue("reference_data") / "golden" / request.param
+        host_kv_bytes = 2**24
+    return replace(load_model(folder, num_threads=1), host_kv_bytes=host_kv_bytes)
 
 
 class Engine:

@@ -83,6 +83,19 @@ def test_greedy_ids_of_all_prompts_together_in_chunks(reference_data: Path, name
         assert_top5(top5, prompt["greedy_top5"])
 
 
+@pytest.mark.parametrize("layout", ["block", "slot"])
+@pytest.mark.parametrize("max_tokens", [1, 7])
+def test_greedy_ids_do_not_depend_on_passes_or_layout(
+    reference_data: Path, layout: str, max_tokens: int
+) -> None:
+    folder = reference_data / "golden" / "qwen2-sliding-window-f32"
+    prompts = golden(folder)["prompts"]
+    model = load_model(folder, kv_layout=layout, max_ubatch_tokens=max_tokens)
+    runner = model.runner(300 if layout == "block" else 4000)
+    out = generate(runner, {i: prompt["ids"] for i, prompt in enumerate(prompts, 1)}, 16, chunk=50)
+    assert out.token_ids == {i: prompt["greedy_ids"][:16] for i, prompt in enumerate(prompts, 1)}
+
+
 def assert_top5(ours: list[dict[str, float]], theirs: list[Any]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         pairs = other.items() if isinstance(other, dict) else other
