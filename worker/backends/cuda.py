@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from worker.backends.cuda_attention import CudaAttention
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs
+from worker.backends.cuda_linears import CudaLinears, Pending
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_step import CudaStep, make_step
 from worker.backends.cuda_weights import (
     STORAGE,
-    TILE,
     CudaLinear,
     from_storage,
     pack_linear,
@@ -30,22 +31,12 @@ from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
-from worker.kernels.structs import (
-    HEADS,
-    PREFILL_SHARED_BYTES,
-    SHAPE,
-    SPLIT,
-    WARPS,
-    attention_shared_bytes,
-    prefill_attention_shared_bytes,
-)
+from worker.kernels.structs import HEADS, SPLIT
 from worker.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from worker.backends.cuda_sampler import CudaSampler
 
-DECODE_TOKENS = 64
-"""Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
 i32, f32 = np.int32, np.float32
 
 
@@ -58,13 +49,6 @@ class Model(Protocol[Out]):
     ops: Any
 
     def forward(self, step: CudaStep, caches: Sequence[LayerPages]) -> Out: ...
-
-
-class Pending(NamedTuple):
-    """weight @ x, not launched yet."""
-
-    x: Array
-    linear: CudaLinear
 
 
 class Taken(NamedTuple):
@@ -111,6 +95,8 @@ class CudaBackend:
         self.dtype = self._dtype = dtype
         self._storage = STORAGE[dtype]
         self._sizes = sizes
+        self._linears = CudaLinears(gpu, dtype)
+        self._attention = CudaAttention(gpu, dtype, sizes)
         self._longest = longest
         self._vocab_size = 0
         self._num_finals = 0
@@ -176,7 +162,7 @@ class CudaBackend:
 
     def _logits(self, pending: Pending) -> Array:
         self._vocab_size = pending.linear.num_outputs
-        return self._run(pending, "logits", "f32", "plain")
+        return self._linears.run(self.arena, pending, "logits", "f32", "plain")
 
     def _read_states(self, states: Array) -> Floats:
         return from_storage(self._gpu.read(states), self._dtype)
@@ -219,7 +205,7 @@ class CudaBackend:
     def add_rms_norm(self, x: Any, residual: Any, weight: Array, eps: float) -> tuple[Array, Array]:
         if isinstance(x, Taken):
             return self._norm(x.source, residual.source, x.rows, weight, eps), None
-        return self._norm(self._sums(x), residual, None, weight, eps), residual
+        return self._norm(self._linears.sums(self.arena, x), residual, None, weight, eps), residual
 
     def _norm(
         self, x: Array | None, residual: Array, rows: Array | None, weight: Array, eps: float
@@ -252,7 +238,7 @@ class CudaBackend:
         rotary: CudaRotary,
     ) -> Array:
         normed = qkv if isinstance(qkv, Normed) else Normed(qkv, None, None, 0.0)
-        projected = self._run(normed.qkv, "qkv", self._dtype, "plain")
+        projected = self._linears.run(self.arena, normed.qkv, "qkv", self._dtype, "plain")
         _, num_kv_heads, head_dim = self._sizes
         q = self.arena.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
         heads = np.array((num_heads, num_kv_heads, step.page_shift, normed.eps), HEADS)
@@ -276,67 +262,13 @@ class CudaBackend:
     def paged_attention(
         self, q: Array, step: CudaStep, cache: LayerPages, window: int = 0
     ) -> Array:
-        num_heads, num_kv_heads, head_dim = self._sizes
-        scale = head_dim**-0.5 * np.log2(np.e)
-        sizes = (num_heads, num_kv_heads, step.page_shift, step.max_pages, window, scale)
-        shape = np.array(sizes, SHAPE)
-        out = self.arena.take("mixed", (step.num_tokens, num_heads * head_dim), self._storage)
-        if self._dtype == "f32":
-            tokens = (step.tables, step.owners, step.positions)
-            grid = (step.num_tokens, num_heads)
-            pages = (cache.keys, cache.values)
-            self._gpu.launch(
-                f"attention_f32_{head_dim}", grid, 32, (out, q, *pages, *tokens, shape)
-            )
-            return out
-        if step.decode.num_tiles:
-            self._attend_by_parts(out, q, step, cache, shape)
-        if step.prefill.num_tiles:
-            arguments = (out, q, cache.keys, cache.values, step.tables, step.prefill.tiles, shape)
-            grid = (step.prefill.num_tiles // WARPS, num_kv_heads)
-            name = f"attention_prefill_{self._dtype}_{head_dim}"
-            shared_bytes = prefill_attention_shared_bytes(head_dim)
-            self._gpu.launch(name, grid, WARPS * 32, arguments, shared_bytes)
-        return out
-
-    def _attend_by_parts(
-        self,
-        out: Array,
-        q: Array,
-        step: CudaStep,
-        cache: LayerPages,
-        shape: np.ndarray[Any, Any],
-    ) -> None:
-        _, num_kv_heads, head_dim = self._sizes
-        tiles = step.decode
-        parts = self.arena.take(
-            "parts", (tiles.num_parts * num_kv_heads * 16 * (head_dim + 2),), f32
-        )
-        name = f"{self._dtype}_{head_dim}"
-        rest = (tiles.tiles, tiles.offsets, shape)
-        sources = (q, cache.keys, cache.values, step.tables)
-        grid = (tiles.num_tiles, num_kv_heads, min(tiles.most_parts, 64))
-        self._gpu.launch(
-            f"attention_decode_{name}",
-            grid,
-            32,
-            (parts, *sources, *rest),
-            attention_shared_bytes(head_dim),
-        )
-        self._gpu.launch(f"attention_merge_{name}", grid[:2], 128, (out, parts, *rest))
+        return self._attention.run(self.arena, q, step, cache, window)
 
     def silu_mul(self, gate_up: Pending) -> Array:
-        if gate_up.linear.is_gated:
-            return self._run(gate_up, "inner", self._dtype, "gated")
-        both = self._run(gate_up, "gate_up", self._dtype, "plain")
-        count, width = len(both), gate_up.linear.num_outputs // 2
-        out = self.arena.take("inner", (count, width), self._storage)
-        grid = (-(-width // 256), count)
-        self._gpu.launch(f"silu_mul_{self._dtype}", grid, 256, (out, both, i32(width)))
-        return out
+        return self._linears.silu_mul(self.arena, gate_up)
 
     def take_rows(self, x: Any, rows: Array) -> Taken:
-        return Taken(self._sums(x), rows)
+        return Taken(self._linears.sums(self.arena, x), rows)
 
     def tap(self, name: str, layer: int, tensor: Any) -> None:
         pass
@@ -355,11 +287,7 @@ class CudaBackend:
         if not isinstance(tensor, Pending):
             values = self._gpu.read(tensor)
             return from_storage(values, self._dtype if values.dtype == np.uint16 else "f32")
-        linear = tensor.linear
-        sums = self._gpu.read(self._run(tensor, "watched", "f32", "plain"))
-        if linear.is_gated:
-            sums = sums.reshape(len(sums), -1, 2, TILE).swapaxes(1, 2).reshape(len(sums), -1)
-        return np.ascontiguousarray(sums[:, : linear.num_outputs])
+        return self._linears.watched(self.arena, tensor)
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes
@@ -368,33 +296,3 @@ class CudaBackend:
         place = upload(self._gpu, cells)
         arguments = (cache.keys, place, rotary.frequencies, i32(delta), heads)
         self._gpu.launch(f"rope_shift_{self._dtype}_{head_dim}", (len(cells),), 32, arguments)
-
-    # ── linears ──────────────────────────────────────────────────────────────────────────────
-
-    def _sums(self, x: Any) -> Array:
-        """Return float32 sums of a linear, for a norm; anything else as it is."""
-        return self._run(x, "sums", "f32", "plain") if isinstance(x, Pending) else x
-
-    def _run(self, pending: Pending, name: str, out_dtype: str, epilogue: str) -> Array:
-        x, linear = pending
-        count, width = len(x), linear.num_padded // (2 if epilogue == "gated" else 1)
-        out = self.arena.take(name, (count, width), STORAGE[out_dtype])
-        if not count:
-            return out
-        sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
-        arguments = (out, x, linear.weight, linear.bias, *sizes)
-        if self._dtype == "f32":
-            grid = (-(-linear.num_padded // 4), -(-count // 8))
-            self._gpu.launch("linear_f32", grid, 128, arguments)
-            return out
-        form = f"{self._dtype}_{out_dtype}_{epilogue}"
-        if count > DECODE_TOKENS:
-            grid = (-(-linear.num_padded // 128), -(-count // 128))
-            self._gpu.launch(f"linear_prefill_{form}", grid, 256, arguments, PREFILL_SHARED_BYTES)
-            return out
-        widest = 4 if epilogue == "gated" else 8
-        tiles = next(t for t in (1, 2, 4, 8) if t * 8 >= count or t == widest)
-        self._gpu.launch(
-            f"linear_decode_{form}_{tiles}", (width // 16, -(-count // (8 * tiles))), 256, arguments
-        )
-        return out
