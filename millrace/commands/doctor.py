@@ -18,6 +18,7 @@ from millrace.errors import CommandError
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
+from worker.backends.trial import trusted_level
 from worker.build import describe_folder
 from worker.errors import ModelFolderError
 from worker.kernels.library import Level as Instructions
@@ -108,7 +109,10 @@ def kernels() -> Finding:
     library = load_library()
     if library is None:
         return Finding("warn", "kernels", "reference (NumPy, slow): nothing compiled, no compiler")
-    level, where = library.highest_level, library.path
+    level, where = trusted_level(library), library.path
+    if level < library.highest_level:
+        reason = f"{library.highest_level.name} is here and gives wrong bits"
+        return Finding("warn", "kernels", f"{level.name.lower()}: {reason}; {where}")
     if level is Instructions.AMX:
         reason = "the highest there is"
     else:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from worker.backends.cpu import CpuBackend
 from worker.backends.reference import ReferenceBackend
+from worker.backends.trial import trusted_level
 from worker.kernels.library import LEVEL_NAMES, load_library
 from worker.kernels.packed import Format
 from worker.kernels.records import Kind
@@ -40,7 +41,8 @@ def choose_backend(
             log.warning("the cpu reference computes in float32", extra={"wanted_dtype": dtype})
         return ReferenceBackend(num_threads)
     weights = QUANTIZED.get(quantization, FORMATS[dtype])
-    return CpuBackend(library, library.level(kernel_level), weights, num_threads)
+    level = trusted_level(library) if kernel_level == "auto" else library.level(kernel_level)
+    return CpuBackend(library, level, weights, num_threads)
 
 
 def choose_kv_dtype(wanted: str, dtype: str, backend: CpuChoice) -> str:

@@ -1,0 +1,98 @@
+"""The trial of a level: what its kernels say on this machine, against the portable ones.
+
+All levels agree bit for bit. A processor, a hypervisor or a compiler that breaks this is found out
+here, before it answers anybody. Knows operators of the CPU backend; knows no model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from worker.backends.cpu import CpuBackend, StepInputs
+from worker.backends.program import Program
+from worker.batch import Batch
+from worker.kernels.checks import Floats
+from worker.kernels.library import Level, Library
+from worker.kernels.packed import Format
+from worker.kernels.records import Buffer, Rows
+from worker.kv_cache import LayerPages
+
+log = logging.getLogger(__name__)
+
+NUM_TOKENS = 40
+"""Three blocks of keys; whole and broken tiles of rows."""
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
+WIDTH = NUM_HEADS * HEAD_DIM
+
+
+class One(NamedTuple):
+    result: Buffer
+
+
+@cache
+def trusted_level(library: Library) -> Level:
+    """Return the highest level here whose results are those of the portable one.
+
+    Takes some milliseconds; warns of a level that fails.
+    """
+    expected = results(library, Level.PORTABLE)
+    for level in reversed(Level):
+        if level > library.highest_level:
+            continue
+        wrong = differences(results(library, level), expected)
+        if not wrong:
+            return level
+        log.warning(
+            "SLOW: kernel level %s gives wrong bits here and is not used: %s",
+            level.name.lower(), ", ".join(wrong),
+        )  # fmt: skip
+    return Level.PORTABLE
+
+
+def differences(found: dict[str, Floats], expected: dict[str, Floats]) -> list[str]:
+    """Return the names of results that are not equal bit for bit."""
+    return [name for name, values in expected.items() if found[name].tobytes() != values.tobytes()]
+
+
+def results(library: Library, level: Level) -> dict[str, Floats]:
+    """Return the trial's results at a level: float32 [NUM_TOKENS, WIDTH] by operator."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((NUM_TOKENS, WIDTH), dtype=np.float32)
+    weight = rng.standard_normal((WIDTH, WIDTH), dtype=np.float32)
+    rounded = (rng.standard_normal((2, 3, 16, NUM_KV_HEADS, HEAD_DIM), dtype=np.float32)
+               .view(np.uint32) >> 16).astype(np.uint16)  # fmt: skip
+    pages = LayerPages(*rounded)
+    found = {}
+    for form in (Format.BF16, Format.INT8, Format.INT4):
+        ops = CpuBackend(library, level, form, num_threads=1)
+        packed = ops.pack_linear([weight])
+        multiply = partial(ops.linear, _given(x), packed)
+        found[f"linear {form.name.lower()}"] = _run(ops, multiply)
+    found["attention"] = _run(ops, lambda: ops.paged_attention(_given(x), StepInputs(), pages))
+    return found
+
+
+def _given(x: Floats) -> Buffer:
+    return Buffer(Rows.TOKENS, WIDTH, given=x)
+
+
+def _run(ops: CpuBackend, operator: Callable[[], Buffer]) -> Floats:
+    tokens = np.arange(NUM_TOKENS, dtype=np.int32)
+    batch = Batch(
+        token_ids=tokens,
+        positions=tokens,
+        cells=tokens,
+        query_starts=np.array([0, NUM_TOKENS], np.int32),
+        block_tables=np.arange(3, dtype=np.int32)[None],
+        logit_rows=tokens,
+        state_rows=tokens,
+        block_size=16,
+    )
+    program: Any = Program(ops, lambda: One(operator()))
+    outputs = program.run(batch)
+    return np.array(outputs.result)
