@@ -49,7 +49,15 @@ class AsyncLLM:
         **options: Unpack[ModelOptions],
     ) -> AsyncLLM:
         """Load `model` (a folder; None is the demo model) into this process, or connect to `url`:
-        a comma list of host:port of tokenizer services."""
+        a comma list of host:port of tokenizer services.
+
+        Raises InvalidRequest for what cannot be opened, an option that does not exist included.
+        """
+        allowed = ModelOptions.__annotations__ if url is None else ()
+        for name in options:
+            if name not in allowed:
+                known = ", ".join(allowed) or "none beside url, the servers have theirs"
+                raise InvalidRequest(f"option {name!r} is unknown, allowed: {known}", param=name)
         if url is not None:
             return cls(await open_remote(url, None if model is None else str(model)), seed)
         return cls(await open_in_process(model, options), seed)

@@ -180,7 +180,9 @@ class EngineThread:
             block_size=facts.block_size,
             vocab_size=facts.vocab_size,
             max_model_len=self._max_model_len,
-            bounds=Bounds(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING),
+            bounds=Bounds(
+                MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING, host_blocks=facts.host_blocks
+            ),
             prefix_key=model_key(facts),
             layout=facts.layout,
         )

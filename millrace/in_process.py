@@ -117,8 +117,7 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     text: TextModel | None = None
     try:
         check_model_folder(folder)
-        memory = options.get("kv_cache_memory")
-        asked = parse_size(memory) if isinstance(memory, str) else memory
+        asked = _size(options.get("kv_cache_memory"))
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
@@ -136,8 +135,14 @@ def _load(folder: Path, options: ModelOptions) -> LoadedModel:
         folder,
         options.get("device", "cpu"),
         options.get("dtype", "auto"),
+        options.get("threads", 0),
         kv_layout=options.get("kv_layout", "block"),
         kernel_level=options.get("kernel_level", "auto"),
         quantization=options.get("quantization", "none"),
         kv_cache_dtype=options.get("kv_cache_dtype", "auto"),
+        host_kv_bytes=_size(options.get("host_kv_memory")) or 0,
     )
+
+
+def _size(given: str | int | None) -> int | None:
+    return parse_size(given) if isinstance(given, str) else given

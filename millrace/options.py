@@ -9,7 +9,7 @@ class ModelOptions(TypedDict, total=False):
     """As the worker's settings of the same names; what is left out is automatic."""
 
     device: str
-    """cpu (default)."""
+    """cpu (default), cuda."""
     dtype: str
     """auto (default: the folder's), float32, bfloat16, float16."""
     quantization: str
@@ -18,8 +18,12 @@ class ModelOptions(TypedDict, total=False):
     """auto (default), amx, avx512, avx2, portable, reference."""
     kv_cache_dtype: str
     """auto (default), bfloat16, float32."""
+    threads: int
+    """That compute; 0 (default): one a core."""
     kv_cache_memory: str | int | None
-    """Bytes, or text such as 512MiB."""
+    """Bytes, or text such as 512MiB; a quarter of the free memory, at most 4 GiB, unless given."""
+    host_kv_memory: str | int
+    """Host memory for evicted keys and values, 0 (default): none."""
     kv_layout: str
     """block (default), slot, static."""
     max_model_len: int | None

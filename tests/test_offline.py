@@ -202,6 +202,18 @@ def test_layouts_answer_alike(tiny: Path) -> None:
     assert told[0] == told[1] == told[2]
 
 
+def test_evicted_prompts_come_back_from_host_memory(tiny: Path) -> None:
+    prompts = [{"prompt_token_ids": [i] * 49} for i in range(8)]
+    told, cached = [], []
+    for host in ("0", "1MiB"):
+        with LLM(tiny, kv_cache_memory="40KiB", host_kv_memory=host) as llm:
+            outputs = [llm.generate(p, sampled(1, max_tokens=4))[0] for p in prompts * 2]
+        told.append([ids(output) for output in outputs])
+        cached.append([output.num_cached_tokens for output in outputs])
+    assert told[0] == told[1]
+    assert cached == [[0] * 16, [0] * 8 + [48] * 8]
+
+
 def test_several_answers(llm: LLM) -> None:
     (output,) = llm.generate("Hello", sampled(1, n=8, temperature=2.0))
     assert [one.index for one in output.outputs] == list(range(8))
@@ -312,6 +324,11 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"kv_cache_memory": "much"}, "size is 'much'"),
         ({"kv_layout": "pile"}, "kv_layout is 'pile', allowed: block, slot, static"),
+        ({"threads": -1}, "threads is -1, allowed: 0 .one a core. or more"),
+        ({"kernel_level": "mmx"}, "kernel_level is 'mmx', allowed: auto, amx"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', allowed: auto"),
+        ({"quantisation": "int8"}, "option 'quantisation' is unknown, allowed: device, dtype"),
+        ({"url": "localhost:1", "dtype": "auto"}, "'dtype' is unknown, allowed: none beside url"),
         ({"url": "http://localhost:8000"}, "url must be host:port"),
     ],
 )

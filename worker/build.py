@@ -197,6 +197,8 @@ def load_model(
         raise ValueError(f"device is {device!r}, allowed: {', '.join(DEVICES)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if num_threads < 0:
+        raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) or more")
     if host_kv_bytes and device != "cpu":
         raise ValueError(f"host_kv_memory is for device cpu, not {device}: leave it out")
     if kv_layout not in BLOCK_SIZES:

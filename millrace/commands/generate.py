@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common import logs
 from common.errors import ServiceError
+from millrace import loading
 from millrace.errors import CommandError
 from millrace.llm import LLM
 from millrace.params import SamplingParams
@@ -21,10 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("prompt", help="the text to go on with; - reads standard input")
     option("--chat", action="store_true", help="the prompt is a message, not a beginning")
     option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
-    option("--device", choices=["cpu", "cuda"], default="cpu")
-    option("--dtype", default="auto")
-    option("--quantization", choices=["none", "int8", "int4"], default="none")
-    option("--kv-cache-memory", metavar="SIZE")
+    loading.add_arguments(parser)
     option("--max-tokens", type=int, default=256, metavar="N")
     option("--temperature", type=float)
     option("--seed", type=int)
@@ -44,13 +42,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             stop=args.stop,
         )
-        with LLM(
-            args.model,
-            device=args.device,
-            dtype=args.dtype,
-            quantization=args.quantization,
-            kv_cache_memory=args.kv_cache_memory,
-        ) as llm:
+        with LLM(args.model, **loading.options_of(args)) as llm:
             for delta in llm.stream(prompt, params):
                 speech.add(delta.outputs[0].reasoning, delta.outputs[0].text)
     except ServiceError as error:

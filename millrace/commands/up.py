@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.settings import inherited
-from millrace import child, compose
+from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, place
 from millrace.processes import free_port, is_alive, is_listening, listener
@@ -22,20 +22,13 @@ from millrace.state import StateFolder
 VARIABLES = {  # option: variable of docker-compose.yml
     "model": "MODEL",
     "served_model_name": "SERVED_MODEL_NAME",
-    "device": "DEVICE",
-    "dtype": "DTYPE",
-    "quantization": "QUANTIZATION",
+    **loading.VARIABLES,
     "host": "LISTEN_HOST",
     "port": "PORT",
-    "max_model_len": "MAX_MODEL_LEN",
-    "kv_cache_memory": "KV_CACHE_MEMORY",
-    "kv_layout": "KV_LAYOUT",
-    "host_kv_memory": "HOST_KV_MEMORY",
     "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
     "api_key_file": "API_KEY_FILE",
     "log_level": "LOG_LEVEL",
 }
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SCALES = {"gateways": "api-gateway", "tokenizers": "tokenizer-service", "workers": "worker"}
 MODEL_TARGET = "/model"
 
@@ -45,38 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
     option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
-    option("--device", choices=["cpu", "cuda"], help="where the model runs (default: cpu)")
-    option(
-        "--dtype", type=_dtype, help="weights and arithmetic: auto, bf16, f16, f32 (default: auto)"
-    )
-    option(
-        "--quantization", choices=["none", "int8", "int4"], help="of the linears (default: none)"
-    )
+    loading.add_arguments(parser)
     option("--host", metavar="IP", help="interface to listen on (default: 127.0.0.1)")
     option("--port", type=int, help="port of the API (default: 8000)")
-    option("--gateways", type=_count, metavar="G", help="processes of the gateway")
-    option("--tokenizers", type=_count, metavar="T", help="processes of the text tier")
-    option("--workers", type=_count, metavar="W", help="processes that compute")
-    option("--tensor-parallel-size", type=_count, metavar="N", help="workers per replica")
-    option("--max-model-len", type=_count, metavar="L", help="longest sequence in tokens")
-    option("--kv-cache-memory", metavar="SIZE", help="KV cache of one worker, e.g. 2GiB")
-    option("--host-kv-memory", metavar="SIZE", help="host memory for evicted KV (default: none)")
-    option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
+    option("--gateways", type=loading.count, metavar="G", help="processes of the gateway")
+    option("--tokenizers", type=loading.count, metavar="T", help="processes of the text tier")
+    option("--workers", type=loading.count, metavar="W", help="processes that compute")
+    option("--tensor-parallel-size", type=loading.count, metavar="N", help="workers per replica")
     option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
     option("--log-level", choices=["debug", "info", "warning", "error"])
     option("--ready-timeout", type=float, default=120.0, metavar="S", help="give up after")
     option("--detach", action="store_true", help="return when ready, leave it running")
     add_project_arguments(parser)
-
-
-def _dtype(text: str) -> str:
-    return DTYPES.get(text, text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

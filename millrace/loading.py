@@ -1,0 +1,64 @@
+"""How a model is loaded: one list for the keywords of `LLM` and for the options of the commands.
+
+Knows names and their words on the command line. What they mean is said by the worker's settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import cast
+
+from millrace.options import ModelOptions
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+VARIABLES = {  # option: variable of docker-compose.yml
+    "device": "DEVICE",
+    "dtype": "DTYPE",
+    "quantization": "QUANTIZATION",
+    "kernel_level": "KERNEL_LEVEL",
+    "threads": "THREADS",
+    "max_model_len": "MAX_MODEL_LEN",
+    "kv_cache_dtype": "KV_CACHE_DTYPE",
+    "kv_cache_memory": "KV_CACHE_MEMORY",
+    "host_kv_memory": "HOST_KV_MEMORY",
+    "kv_layout": "KV_LAYOUT",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each keyword; what is left out stays None."""
+    option = parser.add_argument
+    option("--device", choices=["cpu", "cuda"], help="where the model runs (default: cpu)")
+    option("--dtype", type=dtype, help="weights: auto, bf16, f16, f32 (default: auto)")
+    option(
+        "--quantization", choices=["none", "int8", "int4"], help="of the linears (default: none)"
+    )
+    option(
+        "--kernel-level", choices=["auto", "amx", "avx512", "avx2", "portable", "reference"],
+        help="instructions on the CPU (default: the best there are)",
+    )  # fmt: skip
+    option("--threads", type=count, metavar="N", help="that compute (default: one a core)")
+    option("--max-model-len", type=count, metavar="L", help="longest sequence in tokens")
+    option("--kv-cache-dtype", type=dtype, help="auto, bf16, f32 (default: auto)")
+    option("--kv-cache-memory", metavar="SIZE", help="of one worker, e.g. 2GiB (default: 1/4 of "
+           "the free memory, at most 4GiB)")  # fmt: skip
+    option("--host-kv-memory", metavar="SIZE", help="host memory for evicted KV (default: none)")
+    option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
+
+
+def options_of(args: argparse.Namespace) -> ModelOptions:
+    """Return the keywords that were given."""
+    given = {name: getattr(args, name) for name in VARIABLES}
+    return cast(ModelOptions, {name: value for name, value in given.items() if value is not None})
+
+
+def dtype(text: str) -> str:
+    """Return the long name of a type."""
+    return DTYPES.get(text, text)
+
+
+def count(text: str) -> int:
+    """Return a positive number; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
