@@ -5,8 +5,7 @@ Used by the server and, in process, by the offline face. Takes plain values.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from math import prod
 from pathlib import Path
 
 from protos import worker as wire
+from worker import device_memory
 from worker.arena import Arena, num_bytes
 from worker.backends import cuda_cache
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
@@ -29,7 +29,7 @@ from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
 from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
-from worker.memory import GPU_SHARE, free_bytes, kv_cache_bytes
+from worker.memory import free_bytes, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
@@ -37,8 +37,6 @@ from worker.models.decoder import Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import PackedCache, cache_path
 from worker.weights import FolderWeights
-
-log = logging.getLogger(__name__)
 
 MAX_UBATCH_TOKENS = 2048
 MAX_ROWS = 512
@@ -76,6 +74,10 @@ class LoadedModel:
         return BLOCK_SIZES[self.layout]
 
     @property
+    def _limits(self) -> PassLimits:
+        return PassLimits(self.max_ubatch_tokens, MAX_ROWS, MAX_LOGITS)
+
+    @property
     def _block_bytes(self) -> int:
         if isinstance(self.backend, CudaBackend):
             return cuda_cache.block_bytes(self.config, self.block_size, self.backend.dtype)
@@ -84,11 +86,14 @@ class LoadedModel:
     def kv_cache_bytes(self, asked: int | None) -> int:
         """Return the memory for keys and values: what is asked, else a share of what is free.
 
-        On a GPU it is what is left beside the weights and a step of the largest size. Raises
+        On a GPU it is what is left beside weights and largest step, which runs to see. Raises
         ValueError when there is less than is asked.
         """
         if isinstance(self.backend, CudaBackend):
-            return asked or int(self.backend.free_bytes * GPU_SHARE)
+            left = device_memory.kv_bytes_left(
+                self.backend, self.runner, self._limits, self.block_size, self._block_bytes
+            )
+            return device_memory.checked(asked, left, self.backend)
         return kv_cache_bytes(asked, free_bytes())
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
@@ -132,8 +137,7 @@ class LoadedModel:
 
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
-        size = self.block_size
-        limits = PassLimits(self.max_ubatch_tokens, MAX_ROWS, MAX_LOGITS)
+        size, limits = self.block_size, self._limits
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
         one = self._block_bytes
@@ -152,28 +156,28 @@ class LoadedModel:
             if self.host_blocks:
                 tier = HostTier(cache, self.host_blocks, one, arena)
         inputs = Inputs(limits, num_positions, size, arena, work)
-        memory = {"weights": self.backend.weight_bytes, **arena.bytes_by_purpose}
-        free = free_bytes() or 0
-        memory["reserve"] = max(0, free - arena.num_bytes)
-        log.info(
-            "memory",
-            extra={
-                **{f"{purpose}_bytes": count for purpose, count in memory.items()},
-                "num_blocks": num_blocks,
-                "num_tokens": num_blocks * size,
-                "kv_dtype": self.kv_dtype,
-            },
-        )
         return ModelRunner(
             self.model,
             self.backend,
             cache,
             inputs,
             self.config.vocab_size,
-            memory,
+            self._ledger(cache, arena),
             self.grammars,
             tier,
         )
+
+    def _ledger(
+        self, cache: KvCache | cuda_cache.CudaKvCache, arena: Arena
+    ) -> Callable[[], dict[str, int]]:
+        """Return what tells a runner's bytes by purpose; on a GPU they are read anew each time."""
+        backend, taken = self.backend, dict(arena.bytes_by_purpose)
+        if isinstance(backend, CudaBackend):
+            assert isinstance(cache, cuda_cache.CudaKvCache)
+            kv_bytes = cache.num_bytes
+            return lambda: device_memory.ledger(backend, kv_bytes) | taken
+        reserve = max(0, (free_bytes() or 0) - arena.num_bytes)
+        return lambda: {"weights": backend.weight_bytes, **taken, "reserve": reserve}
 
 
 def load_model(
@@ -214,8 +218,11 @@ def load_model(
         backend = choose_backend(kernel_level, wanted, quantization, num_threads)
         kv_dtype = choose_kv_dtype(kv_cache_dtype, wanted, backend)
     weights = _open(folder, config, as_stored=backend.takes_stored)
-    with _kept_packed(folder, weights, backend):
-        model = Decoder(config, wiring, weights, backend)
+    try:
+        with _kept_packed(folder, weights, backend):
+            model = Decoder(config, wiring, weights, backend)
+    except MemoryError as error:
+        raise ValueError(f"{folder}: the weights do not fit: {error}") from error
     return LoadedModel(
         config,
         model,

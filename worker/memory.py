@@ -10,8 +10,6 @@ from pathlib import Path
 
 KV_CACHE_SHARE = 0.25
 """Part of the free memory that keys and values take when no size is given."""
-GPU_SHARE = 0.9
-"""Likewise of a GPU, which nobody else uses; the rest is for what the driver itself takes."""
 MAX_DEFAULT_BYTES = 4 * 2**30
 FALLBACK_BYTES = 512 * 2**20
 GROUP_FILES = (

@@ -78,12 +78,12 @@ class ModelRunner:
         cache: Cache,
         inputs: Inputs,
         vocab_size: int,
-        memory: Mapping[str, int],
+        memory: Callable[[], Mapping[str, int]],
         grammars: Grammars | None = None,
         host_tier: HostTier | None = None,
     ) -> None:
         """`memory` says how many bytes are taken for what."""
-        self.memory = memory
+        self._memory = memory
         self.host_tier = host_tier
         self._inputs = inputs
         self._room = Room(cache.num_blocks, cache.block_size, inputs.num_positions)
@@ -94,12 +94,22 @@ class ModelRunner:
         self._sampler = device.sampler(vocab_size)
 
     @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by what they are for."""
+        return self._memory()
+
+    @property
     def num_blocks(self) -> int:
         return self._cache.num_blocks
 
     @property
     def block_size(self) -> int:
         return self._cache.block_size
+
+    @property
+    def num_positions(self) -> int:
+        """The most tokens of a sequence."""
+        return self._inputs.num_positions
 
     @property
     def num_sequences(self) -> int:

@@ -124,7 +124,8 @@ class WorkerServer:
         if self._loaded is None:
             self._loaded = self._timed("load", self._load)
         loaded = self._loaded
-        scheduler.send(wire.KvReport(rank, loaded.facts(self._kv_cache_bytes(loaded))))
+        kv_cache_bytes = self._timed("measure", lambda: self._kv_cache_bytes(loaded))
+        scheduler.send(wire.KvReport(rank, loaded.facts(kv_cache_bytes)))
         self._state = "waiting for the scheduler to allocate"
         num_blocks = self._expect(wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))

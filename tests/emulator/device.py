@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,19 @@ import numpy as np
 from tests.emulator import KERNELS, Kernel, Library
 from tests.emulator.recording import Recording
 
+DEFAULT_BYTES = 64 * 2**30
+KERNEL_BYTES = 64 * 2**10
+
 
 class EmulatedGpu:
     """Fills what it allocates with 0xff, nan in every float type."""
 
-    def __init__(self, folder: Path, kernels: Path = KERNELS) -> None:
+    def __init__(
+        self, folder: Path, kernels: Path = KERNELS, total_bytes: int = DEFAULT_BYTES
+    ) -> None:
+        """A device of `total_bytes`; a kernel takes KERNEL_BYTES of it with its first launch."""
+        self.total_bytes = total_bytes
+        self._used_bytes = 0
         self._library = Library(folder, kernels)
         self._kernels: dict[str, Kernel] = {}
         self.launches: list[str] = []
@@ -27,11 +36,29 @@ class EmulatedGpu:
         return "emulator"
 
     @property
+    def driver(self) -> str:
+        return "none"
+
+    @property
     def free_bytes(self) -> int:
-        return 64 * 2**20
+        return self.total_bytes - self._used_bytes
+
+    def trim(self) -> None:
+        """Freed memory is nobody's at once."""
+
+    def _take(self, num_bytes: int) -> None:
+        if num_bytes > self.free_bytes:
+            raise MemoryError(f"{num_bytes} bytes do not fit on {self.name}, "
+                              f"{self.free_bytes} are free")  # fmt: skip
+        self._used_bytes += num_bytes
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
 
     def empty(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        self._take(num_bytes)
         raw = np.full(num_bytes + 256, 0xFF, np.uint8)
+        weakref.finalize(raw, self._give_back, num_bytes)
         start = -raw.ctypes.data % 256
         return raw[start : start + num_bytes]
 
@@ -54,6 +81,7 @@ class EmulatedGpu:
             self._captured.append((symbol, grid, num_threads, arguments, shared_bytes))
             return
         if symbol not in self._kernels:
+            self._take(KERNEL_BYTES)
             self._kernels[symbol] = self._library.get_function(symbol)
         self.launches.append(symbol)
         for argument in arguments:

@@ -87,7 +87,7 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     engine.front.lease(peer, scheduler.port)
     report, ready_message = scheduler.start_worker(24)
     assert report.facts == tiny.facts(10**6)
-    assert set(ready_message.startup_s) == {"load", "allocate", "warm_up", "grammars"}
+    assert set(ready_message.startup_s) == {"load", "measure", "allocate", "warm_up", "grammars"}
     assert set(ready_message.memory) == {"weights", "kv", "workspace", "reserve"}
     expected = generate(tiny.runner(24), {1: PROMPT}, 3).token_ids[1]
     tokens = [first_token(scheduler)]

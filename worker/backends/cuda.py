@@ -7,6 +7,7 @@ norm its sums. Decode and prefill kernels give the same bits: which one runs is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from worker.backends.cuda_attention import CudaAttention
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
-from worker.backends.cuda_graph import DecodeGraphs
+from worker.backends.cuda_graph import DecodeGraphs, parts_per_block
 from worker.backends.cuda_linears import CudaLinears, Pending
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_step import CudaStep, make_step
@@ -31,7 +32,7 @@ from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
 from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
-from worker.kernels.structs import HEADS, SPLIT
+from worker.kernels.structs import HEADS, SPLIT, part_floats
 from worker.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class CudaBackend:
         self._num_finals = 0
         self._num_rotaries = 0
         self.weight_bytes = 0
+        self.graph_bytes = 0
+        """Buffers of the graphs of the pass that was bound last."""
 
     @property
     def fingerprint(self) -> str:
@@ -118,8 +121,13 @@ class CudaBackend:
         return make_step(self.arena, batch, self._group)
 
     @property
-    def free_bytes(self) -> int:
-        return self._gpu.free_bytes
+    def gpu(self) -> Gpu:
+        return self._gpu
+
+    def graph_bytes_per_block(self, block_size: int) -> int:
+        """Return by how much the buffers of the graphs grow with every block of a cache."""
+        _, num_kv_heads, head_dim = self._sizes
+        return math.ceil(4 * part_floats(num_kv_heads, head_dim) * parts_per_block(block_size))
 
     def make_cache(self, config: ModelConfig, num_blocks: int, block_size: int) -> CudaKvCache:
         """Allocate `num_blocks` and the spare block that padded rows write to."""
@@ -149,6 +157,7 @@ class CudaBackend:
             self._gpu, launch, self._group, num_blocks, block_size, -(-self._longest // block_size)
         )
         graphs.reserve()
+        self.graph_bytes = graphs.num_bytes
 
         def forward(batch: Batch) -> Out:
             is_watched = model.ops is not self  # whoever looks on wants each result as it arises

@@ -17,6 +17,7 @@ from worker.kernels.structs import (
     SHAPE,
     WARPS,
     attention_shared_bytes,
+    part_floats,
     prefill_attention_shared_bytes,
 )
 
@@ -65,7 +66,7 @@ class CudaAttention:
     ) -> None:
         _, num_kv_heads, head_dim = self._sizes
         tiles = step.decode
-        size = tiles.num_parts * num_kv_heads * 16 * (head_dim + 2)
+        size = tiles.num_parts * part_floats(num_kv_heads, head_dim)
         parts = arena.take("parts", (size,), np.float32)
         name = f"{self._dtype}_{head_dim}"
         rest = (tiles.tiles, tiles.offsets, shape)

@@ -63,8 +63,20 @@ class CupyGpu:
         return f"{name} {self._target}"
 
     @property
+    def driver(self) -> str:
+        return str(self._cupy.cuda.runtime.driverGetVersion())
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self._device.mem_info[1])
+
+    @property
     def free_bytes(self) -> int:
         return int(self._device.mem_info[0])
+
+    def trim(self) -> None:
+        self._stream.synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def empty(self, num_bytes: int) -> Any:
         try:

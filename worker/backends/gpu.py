@@ -25,8 +25,22 @@ class Gpu(Protocol):
         ...
 
     @property
+    def driver(self) -> str:
+        """Version of the driver, e.g. "13000"."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of the device, whoever has it."""
+        ...
+
+    @property
     def free_bytes(self) -> int:
-        """What may still be allocated."""
+        """What nobody has; after `trim` also what this process has let go of."""
+        ...
+
+    def trim(self) -> None:
+        """Give back what is no longer used; waits for the device."""
         ...
 
     def empty(self, num_bytes: int) -> Array:

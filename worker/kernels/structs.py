@@ -25,6 +25,11 @@ PREFILL_SHARED_BYTES = 4 * (8 * 1024 + 128 * 64)
 """Of linear_prefill: four stages of weights and tokens."""
 
 
+def part_floats(num_kv_heads: int, head_dim: int) -> int:
+    """Return what decode attention keeps of SPLIT keys of a tile: sums, a maximum and a total."""
+    return num_kv_heads * TILE_ROWS * (head_dim + 2)
+
+
 def attention_shared_bytes(head_dim: int) -> int:
     """Return what two stages of keys and values take."""
     wide = -(-head_dim // 32) * 32
