@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.ceilings import Ceilings, Machine, integer_rate
 from bench.random_model import SHAPES, write_random_model
+from bench.windows import fastest_window
 from protos import common_pb2
 from protos import worker as wire
 from worker.backends.cpu import CpuBackend
@@ -28,9 +29,8 @@ from worker.build import LoadedModel, load_model
 from worker.kernels.library import LEVEL_NAMES, default_cache_dir
 from worker.model_runner import ModelRunner
 
-WINDOW = 8
-"""Steps of which the fastest run in a row is taken."""
-PREFILL_RUNS = 3
+PREFILL_RUNS = 4
+"""The first one touches the memory."""
 
 
 def main() -> None:
@@ -96,16 +96,16 @@ class Bench:
         self._loaded = loaded
         self._backend = backend
         self._args = args
-        self._machine = Machine(backend)
+        self.machine = Machine(backend)
 
     def measure(self, batch: int) -> dict[str, Any]:
         """Decode with `batch` rows, prefill one prompt, and look at the ceilings in between."""
         args = self._args
-        self._machine.look()
-        step_s, median_s = self._decode(batch)
-        self._machine.look()
-        prefill_s = self._prefill(args.prompt) if args.prompt else None
-        ceilings = self._machine.look()
+        self.machine.look()
+        step_s, median_s = fastest_window(self.decode(batch))
+        self.machine.look()
+        prefill_s = min(self.prefill(args.prompt, PREFILL_RUNS)) if args.prompt else None
+        ceilings = self.machine.look()
         middle = args.context + args.steps // 2
         floor_s = self._floor_s(ceilings, batch, batch, middle)
         row = {
@@ -126,8 +126,8 @@ class Bench:
             row["prefill_fraction_of_floor"] = round(floor_s / prefill_s, 3)
         return row
 
-    def _decode(self, batch: int) -> tuple[float, float]:
-        """Return seconds per step: of the fastest window, and the median."""
+    def decode(self, batch: int) -> list[float]:
+        """Return the seconds of each decode step of `batch` sequences."""
         args = self._args
         runner = self._runner(batch, args.context + args.steps + 1)
         for plan in self._starts(runner, batch, args.context):
@@ -138,20 +138,18 @@ class Bench:
             begin = time.perf_counter()
             _execute(runner, wire.ExecutePlan(number, steps=rows))
             times.append(time.perf_counter() - begin)
-        window = min(WINDOW, len(times))
-        windows = np.lib.stride_tricks.sliding_window_view(times, window).mean(axis=1)
-        return float(windows.min()), float(np.median(times))
+        return times
 
-    def _prefill(self, num_tokens: int) -> float:
-        """Return the seconds of the fastest prefill of one prompt."""
+    def prefill(self, num_tokens: int, runs: int) -> list[float]:
+        """Return the seconds of each of `runs` prefills of one prompt."""
         times = []
-        for _ in range(PREFILL_RUNS + 1):  # the first one touches the memory
+        for _ in range(runs):
             runner = self._runner(1, num_tokens + 1)
             [plan] = self._starts(runner, 1, num_tokens)
             begin = time.perf_counter()
             _execute(runner, plan)
             times.append(time.perf_counter() - begin)
-        return min(times[1:])
+        return times
 
     def _runner(self, batch: int, num_tokens: int) -> ModelRunner:
         size = self._loaded.block_size

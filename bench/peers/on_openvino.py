@@ -1,0 +1,102 @@
+"""Measures OpenVINO GenAI through its continuous batching pipeline."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import openvino
+import openvino_genai
+
+from bench.peers.asking import Task, serve
+
+CACHE_GIB = 2
+MAX_SEQUENCES = 64
+
+
+class OnOpenVino:
+    """One pipeline; requests carry ids."""
+
+    def __init__(self, path: Path, task: Task) -> None:
+        scheduling = openvino_genai.SchedulerConfig()
+        scheduling.max_num_seqs = MAX_SEQUENCES
+        scheduling.max_num_batched_tokens = 2048
+        scheduling.cache_size = CACHE_GIB
+        scheduling.enable_prefix_caching = False
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(path), scheduling, "CPU", {"INFERENCE_NUM_THREADS": task.threads}
+        )
+        self._vocab_size = 50000  # ids only have to exist
+        self._task = task
+        self._random = random.Random(0)
+        self._number = 0
+
+    def facts(self) -> dict[str, str]:
+        """Return what the plugin says about the processor."""
+        told = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return {"capabilities": " ".join(told)}
+
+    def decode(self, batch: int) -> list[float]:
+        """Return the seconds of each step."""
+        for _ in range(batch):
+            self._add(self._task.context, self._task.steps + 1)
+        self._pipeline.step()
+        times = []
+        while self._pipeline.has_non_finished_requests():
+            begin = time.perf_counter()
+            self._pipeline.step()
+            times.append(time.perf_counter() - begin)
+        return times
+
+    def prefill(self) -> list[float]:
+        """Return the seconds of each prefill."""
+        times = []
+        for _ in range(self._task.runs):
+            self._add(self._task.prompt, 1)
+            begin = time.perf_counter()
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+            times.append(time.perf_counter() - begin)
+        return times
+
+    def _add(self, num_tokens: int, num_output: int) -> None:
+        greedy = openvino_genai.GenerationConfig()
+        greedy.max_new_tokens = greedy.min_new_tokens = num_output
+        greedy.ignore_eos = True
+        greedy.do_sample = False
+        ids = [self._random.randrange(self._vocab_size) for _ in range(num_tokens)]
+        self._number += 1
+        prompt = openvino.Tensor(np.array([ids], np.int64))
+        self._pipeline.add_request(self._number, prompt, greedy)
+
+
+def load(task: Task) -> OnOpenVino:
+    """Load the converted folder; convert it first if it is not there."""
+    path = Path(task.converted) / f"openvino-{task.weights}"
+    if not path.exists():
+        _convert(Path(task.folder), path, task.weights)
+    return OnOpenVino(path, task)
+
+
+def _convert(folder: Path, path: Path, weights: str) -> None:
+    """Export as the project recommends: int8 per channel, int4 in groups of 128, head in int8."""
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+
+    options = {"bits": 8, "sym": True} if weights == "int8" else {
+        "bits": 4, "sym": True, "group_size": 128, "ratio": 1.0,
+    }  # fmt: skip
+    partial = path.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    main_export(
+        str(folder), partial, task="text-generation-with-past", stateful=True,
+        ov_config=OVConfig(quantization_config=OVWeightQuantizationConfig(**options)),
+    )  # fmt: skip
+    partial.rename(path)
+
+
+if __name__ == "__main__":
+    serve(["openvino", "openvino-genai"], load)

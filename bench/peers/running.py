@@ -1,0 +1,82 @@
+"""Runs one candidate in a process of its own and says how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.peers.asking import Answer, Task, read_answer
+from bench.peers.candidates import Candidate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MAX_REASON = 200
+
+
+class Outcome(NamedTuple):
+    """What became of one candidate."""
+
+    candidate: Candidate
+    answer: Answer
+    problem: str
+    """Why figures are missing; empty when none is."""
+    load: float
+    """Runnable processes of the machine when it began, averaged over a minute."""
+
+
+def run(candidate: Candidate, task: Task, python: str, limit_s: float) -> Outcome:
+    """Measure; every end of the process is an outcome, and its output stays in a log."""
+    folder = Path(task.converted)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{candidate.name}-{candidate.weights}".lower()
+    path, log = folder / f"{stem}.json", folder / f"{stem}.log"
+    path.unlink(missing_ok=True)
+    load = os.getloadavg()[0]
+    argv = [python, "-m", candidate.module, json.dumps(asdict(task)), str(path)]
+    with log.open("wb") as output:
+        problem = _end(argv, output.fileno(), _environment(task), limit_s)
+    answer = read_answer(path)
+    if answer.missing:
+        problem = f"not installed: {', '.join(answer.missing)}"
+    elif problem.startswith("exit"):
+        problem = f"{problem}: {_last_line(log)}"
+    return Outcome(candidate, answer, problem, load)
+
+
+def _end(argv: list[str], output: int, environment: dict[str, str], limit_s: float) -> str:
+    """Return how the process ended, empty if well; nothing of it is left."""
+    try:
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return f"cannot start {argv[0]}: {error.strerror}"
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"not done after {limit_s:g} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+        process.wait()
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit {code}" if code else ""
+
+
+def _environment(task: Task) -> dict[str, str]:
+    """Return ours, with the thread count for libraries that read it and no way to a model hub."""
+    threads = str(task.threads)
+    given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return os.environ | given | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "no output")[:MAX_REASON]
