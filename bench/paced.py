@@ -14,6 +14,7 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from protos import worker as wire
+from worker.memory import host_memory
 
 SAMPLE = (
     "The mill turns while the river runs, and every wheel that drives a stone is driven by water "
@@ -90,6 +91,7 @@ class PacedModel:
 
     model_hash = "paced"
     grammars = NoGrammars()
+    device = host_memory()
 
     def __init__(self, folder: Path, step_s: float) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -29,7 +29,7 @@ from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
 from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
-from worker.memory import free_bytes, kv_cache_bytes
+from worker.memory import DeviceMemory, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
@@ -68,6 +68,14 @@ class LoadedModel:
     def host_blocks(self) -> int:
         """Evicted blocks that host memory holds; only whole pages can be found again."""
         return self.host_kv_bytes // self._block_bytes if self.layout == "block" else 0
+
+    @property
+    def device(self) -> DeviceMemory:
+        """What computes, and how full it is."""
+        if isinstance(self.backend, CudaBackend):
+            gpu = self.backend.gpu
+            return DeviceMemory(gpu.name, gpu.driver, lambda: (gpu.free_bytes, gpu.total_bytes))
+        return host_memory()
 
     @property
     def block_size(self) -> int:

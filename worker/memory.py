@@ -5,8 +5,11 @@ Knows /proc and control groups. Knows no model.
 
 from __future__ import annotations
 
+import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 KV_CACHE_SHARE = 0.25
 """Part of the free memory that keys and values take when no size is given."""
@@ -57,11 +60,32 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     return min(left, default=None)
 
 
+class DeviceMemory(NamedTuple):
+    """What computes, and its memory; bytes, 0 where nobody says."""
+
+    name: str
+    driver: str
+    """Version; empty for a CPU."""
+    read: Callable[[], tuple[int, int]]
+    """Free and all bytes."""
+
+
+def host_memory() -> DeviceMemory:
+    """Return this machine's processors as a device."""
+    return DeviceMemory(
+        f"cpu {platform.machine()}", "", lambda: (free_bytes() or 0, _meminfo("MemTotal") or 0)
+    )
+
+
 def _host_free(root: Path) -> int | None:
+    return _meminfo("MemAvailable", root)
+
+
+def _meminfo(name: str, root: Path = Path("/")) -> int | None:
     meminfo = root / "proc/meminfo"
     if not meminfo.exists():
         return None
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    match = re.search(rf"^{name}:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protos import worker as wire
 from worker.host_tier import HostTier
+from worker.memory import DeviceMemory
 
 STEP_BUCKETS = (
     0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
 )  # fmt: skip
+LOOK_EVERY_S = 1.0
+"""Between two looks at the device's memory; a driver takes some microseconds for one."""
 
 
 class WorkerMetrics:
     """One per process."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         name = "millrace_worker_{}".format
         self._forward = Histogram(
             name("forward_seconds"),
@@ -44,8 +50,43 @@ class WorkerMetrics:
         self._startup = Gauge(
             name("startup_seconds"), "Time to become ready", ["phase"], registry=registry
         )
+        self._busy = Counter(
+            name("busy_seconds"), "Time in which the device had a step", registry=registry
+        )
+        self._device = Gauge(
+            name("device_info"), "What computes; always 1", ["name", "driver"], registry=registry
+        )
+        self._free = Gauge(
+            name("device_free_bytes"), "Memory of the device that nobody has", registry=registry
+        )
+        self._total = Gauge(name("device_total_bytes"), "Memory of the device", registry=registry)
+        self._clock = clock
+        self._busy_until = self._next_look = clock()
+        self._memory_of: DeviceMemory | None = None
+
+    def watch(self, device: DeviceMemory) -> None:
+        """Tell of this device from now on."""
+        self._device.clear()
+        self._device.labels(device.name, device.driver).set(1)
+        self._memory_of = device
+        self._look()
+
+    def _look(self) -> None:
+        """Read the device's memory; in the worker's thread, as all that concerns a device."""
+        if self._memory_of is not None:
+            free, total = self._memory_of.read()
+            self._free.set(free)
+            self._total.set(total)
+        self._next_look = self._clock() + LOOK_EVERY_S
 
     def observe_step(self, result: wire.StepResult, num_sequences: int) -> None:
+        """Enter a step whose result has just arrived."""
+        now = self._clock()
+        begin = now - result.forward_s - result.sample_s
+        self._busy.inc(max(0.0, now - max(begin, self._busy_until)))  # steps may overlap
+        self._busy_until = now
+        if now >= self._next_look:
+            self._look()
         self._forward.observe(result.forward_s)
         self._sample.observe(result.sample_s)
         self._steps.inc()

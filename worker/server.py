@@ -123,6 +123,7 @@ class WorkerServer:
         self._state = "loading the model"
         if self._loaded is None:
             self._loaded = self._timed("load", self._load)
+            self._metrics.watch(self._loaded.device)
         loaded = self._loaded
         kv_cache_bytes = self._timed("measure", lambda: self._kv_cache_bytes(loaded))
         scheduler.send(wire.KvReport(rank, loaded.facts(kv_cache_bytes)))

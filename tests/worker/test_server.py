@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 from tests.support.fake_scheduler import FakeEngine, FakeScheduler
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
+from worker.memory import DeviceMemory
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
 from worker.server import WorkerServer
@@ -98,6 +99,10 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     assert running.server.reasons() == []
     assert running.registry.get_sample_value("millrace_worker_steps_total") == 3
     assert running.registry.get_sample_value("millrace_worker_tokens_total") == 3
+    value = running.registry.get_sample_value
+    assert 0 < (value("millrace_worker_device_free_bytes") or 0)
+    assert (value("millrace_worker_device_total_bytes") or 0) > 2**20
+    assert (value("millrace_worker_busy_seconds_total") or 0) > 0
 
 
 def test_two_plans_may_be_in_flight(engine: FakeEngine, running: Running) -> None:
@@ -317,6 +322,44 @@ def test_a_load_goes_on_when_an_answer_comes_between(
     finally:
         go_on.set()
         running.end()
+
+
+def test_busy_time_is_counted_once_where_steps_overlap() -> None:
+    now = 0.0
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, lambda: now)
+
+    def busy_after(at: float, forward_s: float, sample_s: float) -> float | None:
+        nonlocal now
+        now = at
+        metrics.observe_step(wire.StepResult(1, forward_s=forward_s, sample_s=sample_s), 1)
+        return registry.get_sample_value("millrace_worker_busy_seconds_total")
+
+    assert busy_after(10.0, 1.0, 1.0) == pytest.approx(2.0)
+    assert busy_after(11.0, 1.5, 1.0) == pytest.approx(3.0), "it began before the last one ended"
+    assert busy_after(20.0, 0.25, 0.25) == pytest.approx(3.5), "idle in between"
+
+
+def test_the_device_is_looked_at_now_and_then() -> None:
+    now, looks = 0.0, 0
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, lambda: now)
+
+    def read() -> tuple[int, int]:
+        nonlocal looks
+        looks += 1
+        return 100 - looks, 200
+
+    metrics.watch(DeviceMemory("chip", "1.2", read))
+    info = {"name": "chip", "driver": "1.2"}
+    assert registry.get_sample_value("millrace_worker_device_info", info) == 1
+    assert registry.get_sample_value("millrace_worker_device_total_bytes") == 200
+    for _ in range(3):
+        metrics.observe_step(wire.StepResult(1), 1)
+    assert registry.get_sample_value("millrace_worker_device_free_bytes") == 99
+    now = 5.0
+    metrics.observe_step(wire.StepResult(1), 1)
+    assert registry.get_sample_value("millrace_worker_device_free_bytes") == 98
 
 
 def test_metrics_port_answers() -> None:
