@@ -7,11 +7,14 @@ have been drawn without guesses. The first that is not the next guess is the las
 
 All rows are drawn in rounds, one position each, so that a sampler sees many rows at a time. Logits
 may come in several passes; the positions of a row come in order.
+
+A device may draw while nobody waits. Then its rows have the promise of a token, and `land` enters
+what was drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,13 +24,17 @@ from worker.gather import Work
 from worker.kernels.checks import Floats
 from worker.logprobs import with_alternatives
 from worker.rows import Row
-from worker.sampler import Drawn
+from worker.sampler import Drawn, Launched
 
 
 class Draws(Protocol):
     """Draws a token for each of some rows: on the host, or on the device that has the logits."""
 
-    def sample(self, logits: Any, rows: Sequence[Row]) -> list[Drawn]: ...
+    def draws_later(self, rows: Sequence[Row]) -> bool:
+        """Return whether draws of these rows, as they are known now, need not be waited for."""
+        ...
+
+    def launch(self, logits: Any, rows: Sequence[Row]) -> Launched: ...
 
 
 @dataclass(slots=True)
@@ -43,7 +50,12 @@ class Outcome:
     """False when the logits that are left follow a token which did not come true."""
 
     def take(self, drawn: Drawn) -> None:
-        """Enter a draw. One that fails behind good ones is left to the next step, to fail alone."""
+        """Enter a draw. One that fails behind good ones is left to the next step, to fail alone.
+
+        A row that has failed since the draw began is left alone: that is reported already.
+        """
+        if self.row.has_failed:
+            return
         if drawn.fault:
             self.is_open = False
             self.fault = "" if self.token_ids else drawn.fault
@@ -59,12 +71,15 @@ class Outcome:
 class Drawing:
     """The draws of one step."""
 
-    def __init__(self, sampler: Draws) -> None:
+    def __init__(self, sampler: Draws, is_later: bool) -> None:
+        """`is_later`: draws are not waited for until `land`."""
         self._sampler = sampler
+        self._is_later = is_later
+        self._launched: list[tuple[list[Outcome], Launched]] = []
         self.outcomes: dict[int, Outcome] = {}
         """By seq_id, in the order of the plan."""
         self._bulks: list[wire.Bulk] = []
-        self._faults: list[wire.SequenceFault] = []
+        self._faults: list[tuple[Row, str]] = []
 
     def expect(self, work: Sequence[Work]) -> None:
         """Have the masks of grammars computed while the logits are."""
@@ -85,7 +100,10 @@ class Drawing:
             rows = [outcome.row for outcome, _ in turn]
             places = [places.start for _, places in turn]
             chosen = logits if len(places) == len(logits) else logits[places]
-            for (outcome, _), drawn in zip(turn, self._sampler.sample(chosen, rows), strict=True):
+            launched = self._sampler.launch(chosen, rows)
+            if self._is_later:
+                return self._promise([outcome for outcome, _ in turn], launched)
+            for (outcome, _), drawn in zip(turn, launched.drawn(), strict=True):
                 outcome.take(drawn)
             turn = [
                 (outcome, range(places.start + 1, places.stop))
@@ -93,13 +111,29 @@ class Drawing:
                 if outcome.is_open and len(places) > 1
             ]
 
+    def _promise(self, outcomes: list[Outcome], launched: Launched) -> None:
+        self._launched.append((outcomes, launched))
+        for outcome, place in zip(outcomes, launched.places, strict=True):
+            outcome.row.promise(place)
+
+    @property
+    def wait(self) -> Callable[[], None] | None:
+        """What returns when all that was launched is done; None = nothing is left to wait for."""
+        return self._launched[-1][1].wait if self._launched else None
+
+    def land(self) -> None:
+        """Wait for what was launched and enter it."""
+        for outcomes, launched in self._launched:
+            for outcome, drawn in zip(outcomes, launched.drawn(), strict=True):
+                outcome.take(drawn)
+
     def _tell_prompts(self, work: Sequence[Work], logits: Any) -> None:
         """Report how likely the prompts were, of rows that ask: a part for what is computed now."""
         stop = 0
         for item in work:
             start, stop = stop, stop + item.num_logits
             row, count = item.row, item.row.prompt_logprobs
-            if count is None:
+            if count is None or not row.tells_prompt:
                 continue
             first = max(row.num_computed, row.logits_from) + 1  # logits tell of the token after
             told = [
@@ -120,7 +154,7 @@ class Drawing:
             try:
                 bulk = item.row.pool.take(item.num_tokens, states[start:stop])
             except RowError as error:
-                self._faults.append(wire.SequenceFault(item.row.seq_id, str(error)))
+                self._faults.append((item.row, str(error)))
                 continue
             if bulk is not None:
                 self._bulks.append(bulk)
@@ -142,17 +176,21 @@ class Drawing:
                 turns.append((outcome, places))
         return turns
 
+    def failed(self) -> list[tuple[Row, str]]:
+        """Return the rows that have failed, and why."""
+        drawn = [(one.row, one.fault) for one in self.outcomes.values() if one.fault]
+        return [*drawn, *self._faults]
+
     def result(self, step_id: int, faults: Sequence[wire.SequenceFault]) -> wire.StepResult:
         """Return the message; `faults` are those of rows that never drew."""
-        outcomes = self.outcomes.values()
-        good = [one for one in outcomes if one.token_ids]
-        failed = [wire.SequenceFault(one.row.seq_id, one.fault) for one in outcomes if one.fault]
+        good = [one for one in self.outcomes.values() if one.token_ids]
+        failed = [wire.SequenceFault(row.seq_id, why) for row, why in self.failed()]
         return wire.StepResult(
             step_id=step_id,
             seq_ids=tuple([one.row.seq_id for one in good]),
             counts=tuple([len(one.token_ids) for one in good]),
             token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
             logprobs=tuple([row for one in good for row in one.logprobs]),
-            faults=(*faults, *failed, *self._faults),
+            faults=(*faults, *failed),
             bulks=(*self._bulks, *[bulk for one in good for bulk in one.bulks]),
         )

@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from common.channel import Dealer
 from protos import worker as wire
+from worker.flights import Flight
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,14 @@ class Answer(NamedTuple):
     message: wire.ErrandDone
 
 
-Event = Received | Lost | Answer | None
+class Landed(NamedTuple):
+    """A device has done a step, of the life that this link belongs to."""
+
+    link: Link
+    flight: Flight
+
+
+Event = Received | Lost | Answer | Landed | None
 """None = stop."""
 
 

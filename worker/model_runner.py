@@ -1,7 +1,8 @@
 """ModelRunner: one plan in, one result out. Prefill and decode are the same path.
 
-Knows rows, the cache, the model and the sampler. Knows no socket: the server and the offline face
-both call `execute`.
+A step has two halves: `begin` launches it, its flight's `result` waits and settles the rows. Where
+a device draws, the next step may begin in between. Knows rows, the cache, the model and the
+sampler. Knows no socket: the server begins steps, the offline face calls `execute`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import replace as changed
 
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
 from worker.batch import Batch, Workspace
 from worker.drawing import Drawing, Draws
 from worker.errors import RowError
+from worker.flights import Flight
 from worker.gather import Inputs, Work
 from worker.grammar import Grammars
 from worker.host_tier import HostTier
@@ -66,6 +69,12 @@ class _Admitted:
 
     work: list[Work] = field(default_factory=list)
     faults: list[wire.SequenceFault] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Times:
+    forward_s: float = 0.0
+    sample_s: float = 0.0
 
 
 class ModelRunner:
@@ -118,30 +127,68 @@ class ModelRunner:
 
     def execute(self, plan: wire.ExecutePlan) -> wire.StepResult:
         """Drop, copy, shift, compute, draw. A row that fails is a fault; anything else raises."""
+        return self.begin(plan, lambda: None).result()
+
+    def begin(self, plan: wire.ExecutePlan, land_earlier: Callable[[], None]) -> Flight:
+        """Launch a step, behind at most one other whose result is not taken.
+
+        Calls `land_earlier`, which takes that result, before anything that has to wait for it:
+        rows that the host draws, or that need to know tokens which are only promised.
+        """
         self._rows.drop(plan.finished)
         self._cache.copy(plan.copies)
         for shift in plan.shifts:
             cells = np.frombuffer(shift.cells, "<u4").astype(np.int32)
             self._model.shift(self._cache.layers, cells, shift.delta)
         admitted = self._admit(plan)
-        drawing, clock = Drawing(self._sampler), time.perf_counter
-        forward_s = sample_s = 0.0
-        for work in ubatches(admitted.work, self._inputs.limits):
+        is_later = self._draws_later(admitted.work)
+        if not is_later:
+            land_earlier()
+            admitted.work = [item for item in admitted.work if not item.row.has_failed]
+            is_later = self._draws_later(admitted.work)
+        drawing = Drawing(self._sampler, is_later)
+        times = self._compute(admitted.work, drawing)
+        result = partial(self._land, plan.step_id, admitted.faults, drawing, times)
+        return Flight(plan.step_id, drawing.wait, result)
+
+    def _draws_later(self, work: Sequence[Work]) -> bool:
+        """Return whether a device draws all of `work`, from what is known of it now."""
+        rows = [item.row for item in work]
+        needs_host = any(row.pool or row.has_guesses or row.tells_prompt for row in rows)
+        return not needs_host and self._sampler.draws_later(rows)
+
+    def _compute(self, work: Sequence[Work], drawing: Drawing) -> _Times:
+        """Launch the passes, and advance the rows as if they were done."""
+        times, clock = _Times(), time.perf_counter
+        for some in ubatches(work, self._inputs.limits):
             begin = clock()
-            drawing.expect(work)
-            outputs = self._forward(self._inputs.gather(work))
+            drawing.expect(some)
+            outputs = self._forward(self._inputs.gather(some))
             middle = clock()
-            drawing.take(work, outputs.logits)
-            drawing.pool(work, outputs.states)
-            for item in work:
+            drawing.take(some, outputs.logits)
+            drawing.pool(some, outputs.states)
+            for item in some:
                 item.row.num_computed += item.num_tokens
-            forward_s, sample_s = forward_s + middle - begin, sample_s + clock() - middle
-        for item in admitted.work:
+            times.forward_s += middle - begin
+            times.sample_s += clock() - middle
+        for item in work:
             item.row.settle()
-        result = drawing.result(plan.step_id, admitted.faults)
-        for fault in result.faults:
-            self._rows.fail(fault.seq_id)
-        return replace(result, forward_s=forward_s, sample_s=sample_s)
+        return times
+
+    def _land(
+        self,
+        step_id: int,
+        faults: Sequence[wire.SequenceFault],
+        drawing: Drawing,
+        times: _Times,
+    ) -> wire.StepResult:
+        begin = time.perf_counter()
+        drawing.land()
+        for row, _ in drawing.failed():
+            self._rows.fail(row)
+        result = drawing.result(step_id, faults)
+        sample_s = times.sample_s + time.perf_counter() - begin
+        return changed(result, forward_s=times.forward_s, sample_s=sample_s)
 
     def _admit(self, plan: wire.ExecutePlan) -> _Admitted:
         admitted = _Admitted()
@@ -154,6 +201,7 @@ class ModelRunner:
                     admitted.work.append(Work(row, entry.num_tokens))
             except RowError as error:
                 admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error)))
+                self._rows.refuse(entry.seq_id)
         return admitted
 
     def _find(self, entry: Entry) -> Row | None:

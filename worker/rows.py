@@ -66,6 +66,9 @@ class Row:
     During a step that tries guesses, these stand behind the known tokens and num_computed runs into
     them; `settle` takes it back to what has come true. Keys and values behind num_computed are
     garbage that the next step writes over: no token looks at positions after its own.
+
+    Its last tokens may be promised: drawn by a device, not read yet. `~place` stands for such a
+    token, of the device's list of draws, and it counts like any other.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Row:
         self._num_checked = 0  # blocks that are known to exist
         self._tokens = Column(known.astype(np.int32))
         self._num_guesses = 0
+        self.num_promised = 0
+        self.has_failed = False
         self.prompt_logprobs = None if start.pooling else start.prompt_logprobs
         self.logits_from = 0
         """Logits are wanted at all positions of this step from here on."""
@@ -94,8 +99,12 @@ class Row:
     def _want_logits(self) -> None:
         """At the last known token; at none when the row is pooled; at all of a prompt that is to
         be told how likely it was."""
-        is_told = self.prompt_logprobs is not None and self.num_computed < self.num_prompt_tokens
-        self.logits_from = 0 if is_told else self._end()
+        self.logits_from = 0 if self.tells_prompt else self._end()
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether some of the prompt is to be computed, and to be told how likely it was."""
+        return self.prompt_logprobs is not None and self.num_computed < self.num_prompt_tokens
 
     def _end(self) -> int:
         """Return how far it is computed when nothing of what is known is left to compute."""
@@ -125,13 +134,29 @@ class Row:
         """The index of the next output token: all there ever were count, also those dropped."""
         return self.num_tokens - self.num_prompt_tokens + self._num_dropped_outputs
 
+    def promise(self, place: int) -> None:
+        """Add a token that stands at `place` of the device's list; `append` brings it later."""
+        self._tokens.extend((~place,))
+        self.num_promised += 1
+
     def append(self, token_id: int) -> bool:
-        """Add a drawn token; return whether it was the next guess, so that what follows holds."""
+        """Add a drawn token; return whether it was the next guess, so that what follows holds.
+
+        The oldest promise comes true first.
+        """
+        if self.num_promised:
+            self.tokens[-self.num_promised] = token_id
+            self.num_promised -= 1
+            return False
         place = self.num_tokens
         is_guessed = self._num_guesses > 0 and self._tokens.span(place, place + 1)[0] == token_id
         self._num_guesses = self._num_guesses - 1 if is_guessed else 0
         self._tokens.extend((token_id,))
         return is_guessed
+
+    @property
+    def has_guesses(self) -> bool:
+        return self._num_guesses > 0
 
     def guess(self, token_ids: Sequence[int]) -> None:
         """Put guesses behind the known tokens, for the step that is about to run."""
@@ -213,7 +238,13 @@ class Rows:
         if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             raise RowError(f"guesses {token_ids}, vocabulary is {self._vocab_size}")
 
-    def fail(self, seq_id: int) -> None:
-        """Forget a row whose failure has been reported."""
+    def refuse(self, seq_id: int) -> None:
+        """Forget a sequence whose failure is reported."""
         self._rows.pop(seq_id, None)
         self._failed.add(seq_id)
+
+    def fail(self, row: Row) -> None:
+        """Forget a row whose failure is reported, also for the step that has begun after it."""
+        row.has_failed = True
+        if self._rows.get(row.seq_id) is row:  # not dropped since, and not started anew
+            self.refuse(row.seq_id)

@@ -6,7 +6,7 @@ chain share one argmax; all others are drawn one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +37,32 @@ class Drawn(NamedTuple):
     trace: bytes = b""
 
 
+class Launched(NamedTuple):
+    """Draws that have begun."""
+
+    drawn: Callable[[], list[Drawn]]
+    """Waits for them, in the order of the rows; may be called once."""
+    wait: Callable[[], None] | None = None
+    """Returns when they are done, in any thread; None = they are."""
+    places: Sequence[int] = ()
+    """Where the tokens stand in the device's list of draws, until then."""
+
+
 class Sampler:
     """Draws tokens; keeps only the ids of the vocabulary between calls."""
 
     def __init__(self, vocab_size: int, passes: DrawPasses | None = None) -> None:
         self._ids = np.arange(vocab_size)
         self._passes = passes
+
+    def draws_later(self, rows: Sequence[Row]) -> bool:
+        """The host draws at once."""
+        return False
+
+    def launch(self, logits: Floats, rows: Sequence[Row]) -> Launched:
+        """Draw one token per row; see `sample`."""
+        drawn = self.sample(logits, rows)
+        return Launched(lambda: drawn)
 
     def sample(self, logits: Floats, rows: Sequence[Row]) -> list[Drawn]:
         """Draw one token per row; logits: float32 [len(rows), V], not changed."""

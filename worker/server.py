@@ -3,6 +3,8 @@
     Hello → Lease → (connect to the scheduler) → load → KvReport → Allocate → warm-up → WorkerReady
     → ExecutePlan / StepResult …
 
+A plan that comes while a device computes the one before is begun at once; results go out in order.
+
 Whoever is lost, the state goes and the weights stay: a new life begins with Hello, under a new
 identity. Knows the order of messages; knows nothing of arrays.
 """
@@ -21,7 +23,8 @@ import zmq
 from protos import worker as wire
 from worker.build import LoadedModel
 from worker.errands import Errands
-from worker.link import Answer, Event, Link, Lost, Received
+from worker.flights import Flight, Flights, StepFailed
+from worker.link import Answer, Event, Landed, Link, Lost, Received
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
@@ -43,7 +46,7 @@ class Stopped(Exception):
     """The process is to end."""
 
 
-def _checked(message: wire.ToWorker, kind: type[M]) -> M:
+def _checked(message: wire.ToWorker | Flight, kind: type[M]) -> M:
     if not isinstance(message, kind):
         raise LifeOver(f"{type(message).__name__} instead of {kind.__name__}")
     return message
@@ -111,10 +114,20 @@ class WorkerServer:
                 self._loaded.prepare_grammar,
                 lambda done: self._inbox.put(Answer(scheduler, done)),
             )
+            flights = Flights(
+                runner,
+                lambda result: self._deliver(scheduler, runner, result),
+                lambda flight: self._inbox.put(Landed(scheduler, flight)),
+            )
             try:
-                self._serve(scheduler, runner, errands)
+                self._serve(scheduler, runner, errands, flights)
+            except StepFailed as failed:
+                log.exception("step failed", extra={"step_id": failed.step_id})
+                scheduler.send(wire.WorkerFault(failed.step_id, repr(failed.cause)))
+                raise LifeOver(str(failed)) from failed
             finally:
                 errands.close()
+                flights.close()
         finally:
             self._close_links()
 
@@ -139,7 +152,9 @@ class WorkerServer:
         log.info("ready", extra={"startup_s": self._startup_s, "num_blocks": num_blocks})
         return runner
 
-    def _serve(self, scheduler: Link, runner: ModelRunner, errands: Errands) -> None:
+    def _serve(
+        self, scheduler: Link, runner: ModelRunner, errands: Errands, flights: Flights
+    ) -> None:
         """Do what the scheduler says until this life ends.
 
         A gap in the count of plans means that one was lost.
@@ -149,29 +164,27 @@ class WorkerServer:
         while True:
             self._metrics.observe_host_tier(runner.host_tier)
             message = self._next(errands)
+            if isinstance(message, Flight):
+                flights.land(message)
+                continue
             if isinstance(message, ERRANDS):
+                if isinstance(message, wire.StoreBlocks | wire.LoadBlocks):
+                    flights.land_all()  # before anybody waits for the device
                 errands.run(message)
                 continue
             plan = _checked(message, wire.ExecutePlan)
             if previous is not None and plan.step_id != previous + 1:
+                flights.land_all()
                 reason = f"step {plan.step_id} came after step {previous}"
                 scheduler.send(wire.WorkerFault(plan.step_id, reason))
                 raise LifeOver(reason)
             previous = plan.step_id
-            scheduler.send(self._execute(scheduler, runner, plan))
+            flights.begin(plan)
             errands.turn()
 
-    def _execute(
-        self, scheduler: Link, runner: ModelRunner, plan: wire.ExecutePlan
-    ) -> wire.StepResult:
-        try:
-            result = runner.execute(plan)
-        except Exception as error:  # whatever it was, rows and cache are no longer trusted
-            log.exception("step failed", extra={"step_id": plan.step_id})
-            scheduler.send(wire.WorkerFault(plan.step_id, repr(error)))
-            raise LifeOver(f"step {plan.step_id} failed: {error!r}") from error
+    def _deliver(self, scheduler: Link, runner: ModelRunner, result: wire.StepResult) -> None:
         self._metrics.observe_step(result, runner.num_sequences)
-        return result
+        scheduler.send(result)
 
     def _connect(self, address: str, heartbeat: wire.Heartbeat | None = None) -> Link:
         link = Link(self._context, f"tcp://{address}", self._inbox, heartbeat)
@@ -186,8 +199,11 @@ class WorkerServer:
         """Return the next message, which must be a `kind`; raise LifeOver or Stopped."""
         return _checked(self._next(), kind)
 
-    def _next(self, errands: Errands | None = None) -> wire.ToWorker:
-        """Return the next message, doing `errands` until it is there; raise LifeOver or Stopped."""
+    def _next(self, errands: Errands | None = None) -> wire.ToWorker | Flight:
+        """Return the next message, or a flight that is done, doing `errands` until it is there.
+
+        Raises LifeOver or Stopped.
+        """
         while True:
             while errands is not None and errands.is_busy and self._inbox.empty():
                 errands.turn()
@@ -200,6 +216,8 @@ class WorkerServer:
                 raise LifeOver(event.reason)
             if isinstance(event, Received):
                 return event.message
+            if isinstance(event, Landed):
+                return event.flight
             event.link.send(event.message)
 
     def _pause(self) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 from tests.support.fake_scheduler import FakeEngine, FakeScheduler
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
+from worker.flights import Flight
 from worker.memory import DeviceMemory
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
@@ -112,6 +113,65 @@ def test_two_plans_may_be_in_flight(engine: FakeEngine, running: Running) -> Non
     assert [scheduler.expect(wire.StepResult).step_id for _ in range(2)] == [0, 1]
 
 
+class SlowDevice:
+    """Makes runners whose steps take until `go_on`; counts those that have begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.begun = threading.Semaphore(0)
+        begin = ModelRunner.begin
+
+        def slow(runner: ModelRunner, plan: wire.ExecutePlan, land: Callable[[], None]) -> Flight:
+            flight = begin(runner, plan, land)
+            self.begun.release()
+            return flight._replace(wait=self._wait)
+
+        monkeypatch.setattr(ModelRunner, "begin", slow)
+
+    def _wait(self) -> None:
+        assert self.go_on.wait(20)
+
+
+def test_a_step_begins_while_a_device_computes_the_one_before(
+    engine: FakeEngine, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, scheduler = engine.ready()
+    device = SlowDevice(monkeypatch)
+    scheduler.send(wire.ExecutePlan(0, starts=(start(1, PROMPT, range(3)),)))
+    scheduler.send(wire.ExecutePlan(1, steps=(wire.SequenceStep(1, 1),)))
+    assert all(device.begun.acquire(timeout=20) for _ in range(2))
+    device.go_on.set()
+    assert [scheduler.expect(wire.StepResult).step_id for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("message", [wire.ExecutePlan(9), wire.StoreBlocks(3, (), ())])
+def test_what_is_said_behind_a_step_in_flight_is_answered_behind_it(
+    engine: FakeEngine, running: Running, monkeypatch: pytest.MonkeyPatch, message: wire.ToWorker
+) -> None:
+    _, scheduler = engine.ready()
+    device = SlowDevice(monkeypatch)
+    scheduler.send(wire.ExecutePlan(0))
+    scheduler.send(message)
+    device.go_on.set()
+    assert scheduler.expect(wire.StepResult).step_id == 0
+    is_plan = isinstance(message, wire.ExecutePlan)
+    scheduler.expect(wire.WorkerFault if is_plan else wire.ErrandDone)
+
+
+def test_a_life_that_ends_in_flight_waits_for_the_device(
+    engine: FakeEngine, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, scheduler = engine.ready()
+    device = SlowDevice(monkeypatch)
+    scheduler.send(wire.ExecutePlan(0))
+    assert device.begun.acquire(timeout=20)
+    scheduler.close()
+    device.go_on.set()
+    new_peer, scheduler = engine.ready()
+    assert new_peer != peer
+    first_token(scheduler)
+
+
 def test_errands_are_answered_beside_the_steps(engine: FakeEngine, running: Running) -> None:
     _, scheduler = engine.ready()
     rule = common_pb2.Grammar(kind=common_pb2.Grammar.REGEX, text="a")
@@ -159,13 +219,13 @@ def test_heartbeats_go_out_while_a_step_runs(
 ) -> None:
     _, scheduler = engine.ready()
     go_on = threading.Event()
-    execute = ModelRunner.execute
+    begin = ModelRunner.begin
 
-    def slow(self: ModelRunner, plan: wire.ExecutePlan) -> wire.StepResult:
+    def slow(self: ModelRunner, plan: wire.ExecutePlan, land: Callable[[], None]) -> Flight:
         assert go_on.wait(20)
-        return execute(self, plan)
+        return begin(self, plan, land)
 
-    monkeypatch.setattr(ModelRunner, "execute", slow)
+    monkeypatch.setattr(ModelRunner, "begin", slow)
     scheduler.send(wire.ExecutePlan(0))
     scheduler.heartbeat()
     scheduler.heartbeat()
@@ -299,13 +359,13 @@ def test_a_load_goes_on_when_an_answer_comes_between(
     engine: FakeEngine, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both errands lie there when the step ends; nobody says anything more."""
-    go_on, execute = threading.Event(), ModelRunner.execute
+    go_on, begin = threading.Event(), ModelRunner.begin
 
-    def slow(self: ModelRunner, plan: wire.ExecutePlan) -> wire.StepResult:
+    def slow(self: ModelRunner, plan: wire.ExecutePlan, land: Callable[[], None]) -> Flight:
         assert plan.step_id == 0 or go_on.wait(20)
-        return execute(self, plan)
+        return begin(self, plan, land)
 
-    monkeypatch.setattr(ModelRunner, "execute", slow)
+    monkeypatch.setattr(ModelRunner, "begin", slow)
     running = Running(engine, replace(tiny, host_kv_bytes=10**6))
     try:
         _, scheduler = engine.ready()

@@ -17,7 +17,7 @@ from worker.backends.cuda_logits import CudaLogits
 from worker.backends.gpu import Arena, Array, Gpu
 from worker.kernels.structs import DRAW, EDIT
 from worker.rows import Row
-from worker.sampler import Drawn, Sampler
+from worker.sampler import Drawn, Launched, Sampler
 from worker.sampling.constraints import LogitBias, MinTokens
 from worker.sampling.draw import Draw
 from worker.sampling.repetition import Penalties
@@ -37,6 +37,15 @@ class CudaSampler:
         self._arena = arena
         self._vocab_size = vocab_size
         self._host = Sampler(vocab_size)
+
+    def draws_later(self, rows: Sequence[Row]) -> bool:
+        """Its draws are read at once."""
+        return False
+
+    def launch(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
+        """Draw one token per row; see `sample`."""
+        drawn = self.sample(logits, rows)
+        return Launched(lambda: drawn)
 
     def sample(self, logits: CudaLogits, rows: Sequence[Row]) -> list[Drawn]:
         """Draw one token per row."""
