@@ -19,7 +19,7 @@ import numpy as np
 
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_cache import CudaKvCache, block_bytes
-from worker.backends.cuda_weights import CudaLinear
+from worker.backends.cuda_weights import CudaLinear, upload
 from worker.backends.gpu import Array, Gpu
 from worker.batch import Batch
 from worker.kernels.checks import Floats
@@ -59,16 +59,26 @@ class RandomBackend(CudaBackend):
     def pack_vector(self, weight: Floats) -> Any:
         if weight.ndim == 1:
             return super().pack_vector(np.ones(weight.shape, np.float32))
-        return self.pack_linear([weight])
+        return super().pack_vector(weight)
 
-    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> CudaLinear:
+    def _pack(
+        self, weights: Sequence[Floats], biases: Sequence[Floats], is_int8: bool
+    ) -> CudaLinear:
         num_outputs, num_inputs = sum(len(w) for w in weights), weights[0].shape[1]
         num_padded = -(-num_outputs // 16) * 16
-        self.weight_bytes += 2 * num_padded * num_inputs
-        bias = super().pack_vector(np.zeros(num_padded, np.float32)) if biases else None
-        is_gated = len(weights) == 2
-        weight = pattern(self._gpu, 2 * num_padded * num_inputs)
-        return CudaLinear(weight, bias, num_inputs, num_outputs, num_padded, is_gated)
+        num_bytes = (1 if is_int8 else 2) * num_padded * num_inputs
+        scale = np.full(num_padded, 0.02 / 64, np.float32)
+        linear = CudaLinear(
+            weight=pattern(self._gpu, num_bytes).view(np.int8 if is_int8 else np.uint16),
+            scale=upload(self._gpu, scale) if is_int8 else None,
+            bias=upload(self._gpu, np.zeros(num_padded, np.float32)) if biases else None,
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+            num_padded=num_padded,
+            is_gated=len(weights) == 2,
+        )
+        self.weight_bytes += linear.num_bytes
+        return linear
 
 
 class NoWeights:
@@ -84,7 +94,7 @@ class NoWeights:
 
 
 def pattern(gpu: Gpu, num_bytes: int) -> Array:
-    """Return bfloat16 numbers around ±0.02 on the device."""
+    """Return bfloat16 numbers around ±0.02 on the device; as int8 their bytes are any number."""
     rng = np.random.default_rng(0)
     values = (rng.standard_normal(PATTERN_BYTES // 2) * 0.02).astype(np.float32)
     block = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
@@ -92,7 +102,7 @@ def pattern(gpu: Gpu, num_bytes: int) -> Array:
     for start in range(0, num_bytes, PATTERN_BYTES):
         piece = target[start : start + PATTERN_BYTES]
         gpu.write(piece, block[: piece.nbytes])
-    return target.view(np.uint16)
+    return target
 
 
 def config_of(shape: Shape) -> ModelConfig:
@@ -117,15 +127,24 @@ def config_of(shape: Shape) -> ModelConfig:
     )
 
 
+def layer_weights(shape: Shape) -> int:
+    """Return how many weights a token of a prompt is multiplied with: all but the head."""
+    heads = shape.num_heads * shape.head_dim
+    qkv = heads + 2 * shape.num_kv_heads * shape.head_dim
+    each = shape.hidden_size * (qkv + heads + 3 * shape.intermediate_size)
+    return shape.num_layers * each
+
+
 class Model:
     """A random model on a device, and batches for it."""
 
-    def __init__(self, gpu: Gpu, shape: Shape, num_tokens: int) -> None:
+    def __init__(self, gpu: Gpu, shape: Shape, num_tokens: int, is_int8: bool = False) -> None:
         config, wiring = config_of(shape), Wiring(qkv_bias=True)
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.gpu = gpu
         self.shape = shape
-        self.backend = RandomBackend(gpu, DTYPE, sizes, config.max_position_embeddings)
+        longest = config.max_position_embeddings
+        self.backend = RandomBackend(gpu, DTYPE, sizes, longest, is_int8, shape.is_tied)
         model = Decoder(config, wiring, NoWeights(config, wiring), self.backend)
         self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
         cache = CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
@@ -190,7 +209,8 @@ def measure(gpu: Gpu, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row per batch size, and one for the prefill."""
     shape = SHAPES[args.shape]
     most = max(args.batch) * (args.context + 64)
-    model = Model(gpu, shape, max(most, args.prefill + 64))
+    is_int8 = args.quantization == "int8"
+    model = Model(gpu, shape, max(most, args.prefill + 64), is_int8)
     bandwidth = copy_bandwidth(gpu, args.copy_bytes)
     rows = []
     for count in args.batch:
@@ -205,8 +225,7 @@ def measure(gpu: Gpu, args: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     seconds = model.seconds(model.batch([args.prefill], 0), max(args.repeat // 4, 3))
-    head = 2 * shape.vocab_size * shape.hidden_size
-    operations = (model.read_bytes - head) * args.prefill  # two a weight of two bytes
+    operations = 2 * layer_weights(shape) * args.prefill
     rows.append(
         {
             "kind": "prefill", "tokens": args.prefill, "ms": seconds * 1e3,
@@ -219,6 +238,7 @@ def measure(gpu: Gpu, args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b")
+    parser.add_argument("--quantization", choices=("none", "int8"), default="none")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=640)
     parser.add_argument("--prefill", type=int, default=4096)
@@ -229,7 +249,10 @@ def main() -> None:
     from worker.backends.cuda_device import CupyGpu
 
     gpu = CupyGpu()
-    facts = {"device": gpu.name, "shape": args.shape, "kernels": sources_hash()}
+    facts = {
+        "device": gpu.name, "shape": args.shape, "quantization": args.quantization,
+        "kernels": sources_hash(),
+    }  # fmt: skip
     for row in measure(gpu, args):
         print(json.dumps(facts | row) if args.json else f"{facts | row}")
 

@@ -24,12 +24,19 @@ def attention_f32(case: Case) -> None:
 
 
 def linear(case: Case) -> None:
-    test_linear.test_every_form_is_right_and_all_agree(case, "bf16", (19, 48, 288))
-    test_linear.test_gate_and_up(case, "bf16")
+    test_linear.test_every_form_is_right_and_all_agree(case, "bf16", (19, 48, 288), "stored")
+    test_linear.test_gate_and_up(case, "bf16", "stored")
+
+
+def linear_int8(case: Case) -> None:
+    test_linear.test_every_form_is_right_and_all_agree(case, "bf16", (19, 48, 288), "int8")
+    test_linear.test_gate_and_up(case, "bf16", "int8")
+    test_linear.test_every_int8_is_itself(case, "bf16")
 
 
 def linear_f32(case: Case) -> None:
-    test_linear.test_float32(case)
+    test_linear.test_float32(case, "stored")
+    test_linear.test_float32(case, "int8")
 
 
 def rms_norm(case: Case) -> None:
@@ -61,7 +68,17 @@ def sampling(case: Case) -> None:
 
 SCENES: dict[str, Scene] = {
     scene.__name__: scene
-    for scene in (attention, attention_f32, linear, linear_f32, rms_norm, rope, small, sampling)
+    for scene in (
+        attention,
+        attention_f32,
+        linear,
+        linear_int8,
+        linear_f32,
+        rms_norm,
+        rope,
+        small,
+        sampling,
+    )
 }
 
 

@@ -6,6 +6,8 @@ import argparse
 import subprocess
 import sys
 
+import pytest
+
 from bench import gpu as bench
 from worker.backends.gpu import Gpu
 
@@ -26,9 +28,16 @@ def test_imports_without_packages() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_benchmark_measures_a_toy(gpu: Gpu) -> None:
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.kernels)])
+def test_the_benchmark_measures_a_toy(gpu: Gpu, quantization: str) -> None:
     args = argparse.Namespace(
-        shape="toy", batch=[1, 3], context=20, prefill=70, repeat=1, copy_bytes=1 << 18
+        shape="toy",
+        quantization=quantization,
+        batch=[1, 3],
+        context=20,
+        prefill=70,
+        repeat=1,
+        copy_bytes=1 << 18,
     )
     decode, more, prefill = bench.measure(gpu, args)
     assert (decode["kind"], more["batch"], prefill["tokens"]) == ("decode", 3, 70)

@@ -18,7 +18,10 @@ SEEDS = (1, 2, 3)
 
 
 class Fault(NamedTuple):
-    """`old` becomes `new` in a source; `finder` is who must see it in `scene`."""
+    """`old` becomes `new` in a source; `finder` is who must see it in `scene`.
+
+    stem: of a `.cu` file, or the whole name of another.
+    """
 
     stem: str
     old: str
@@ -98,6 +101,48 @@ FAULTS = {
         "linear",
         "result",
     ),
+    "the scale of another output": Fault(
+        "linear",
+        "__fmaf_rn(sum, scale[n], bias[n])",
+        "__fmaf_rn(sum, scale[n & ~1], bias[n])",
+        "linear_int8",
+        "result",
+    ),
+    "the wrong half of the inputs": Fault(
+        "linear",
+        "widen<T>(stored[0].y, top.z, top.w)",
+        "widen<T>(stored[0].x, top.z, top.w)",
+        "linear_int8",
+        "result",
+    ),
+    "bytes in their plain order": Fault(
+        "device.cuh",
+        "widen_two<T>(bytes >> 8)",
+        "widen_two<T>(bytes >> 16)",
+        "linear_int8",
+        "result",
+    ),
+    "a sign that is lost": Fault(
+        "device.cuh",
+        "masked_or<0x00800080u, NEGATIVE>",
+        "masked_or<0x00000080u, NEGATIVE>",
+        "linear_int8",
+        "result",
+    ),
+    "a stage of int8 too short": Fault(
+        "linear",
+        "constexpr int STAGE_BYTES = 8 * TILE_BYTES<W> + 128",
+        "constexpr int STAGE_BYTES = 7 * TILE_BYTES<W> + 128",
+        "linear_int8",
+        "any",
+    ),
+    "a table read in the order of its inputs": Fault(
+        "embedding",
+        "i % 2 * 2 + i / 2 % 2",
+        "i % 4",
+        "small",
+        "result",
+    ),
     "a key too many": Fault(
         "paged_attention",
         "key_position > position ||",
@@ -147,7 +192,7 @@ def planted(fault: Fault, folder: Path) -> Path:
     """Return a copy of the sources with the fault in it."""
     for path in KERNELS.glob("*.cu*"):
         shutil.copy(path, folder)
-    source = folder / f"{fault.stem}.cu"
+    source = folder / (fault.stem if "." in fault.stem else f"{fault.stem}.cu")
     text = source.read_text()
     assert fault.old in text
     source.write_text(text.replace(fault.old, fault.new))

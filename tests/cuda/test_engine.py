@@ -194,8 +194,6 @@ def test_what_no_kernel_was_built_for_is_refused(tmp_path: Path, emulator_folder
     with pytest.raises(ValueError, match="head_dim is 20"):
         load(odd, gpu)
     fine = write_folder(tmp_path / "fine", **SIZES)
-    with pytest.raises(ValueError, match="quantization is 'int8', on cuda allowed: none"):
-        load_model(fine, "cuda", quantization="int8", gpu=gpu)
     with pytest.raises(ValueError, match="kv_cache_dtype is 'bfloat16', on cuda allowed"):
         load_model(fine, "cuda", kv_cache_dtype="bfloat16", gpu=gpu)
 

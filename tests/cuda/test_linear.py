@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda_weights import STORAGE, from_storage, pack_linear, to_storage
-from worker.kernels.structs import PREFILL_SHARED_BYTES
+from worker.backends.cuda_weights import STORAGE, from_storage, pack_linear, quantized, to_storage
+from worker.kernels.checks import Floats
+from worker.kernels.structs import linear_prefill_shared_bytes
 
 SHAPES = [(1, 16, 32), (5, 48, 96), (37, 160, 288), (131, 272, 512)]
 DTYPES = ["bf16", pytest.param("f16", marks=pytest.mark.kernels)]
+WEIGHTS = ["stored", pytest.param("int8", marks=pytest.mark.kernels)]
 
 
 def run(case: Case, form: str, x: Any, linear: Any, out_dtype: str) -> Any:
@@ -21,29 +23,40 @@ def run(case: Case, form: str, x: Any, linear: Any, out_dtype: str) -> Any:
     width = linear.num_padded // (2 if gated else 1)
     out = case.poisoned((count, width), out_dtype)
     sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
-    arguments = (out, x, linear.weight, linear.bias, *sizes)
+    arguments = (out, x, linear.weight, linear.scale, linear.bias, *sizes)
+    stem = "linear" if linear.scale is None else "linear_int8"
     kind, _, rest = form.partition("_")
     if kind == "prefill":
         grid = (-(-linear.num_padded // 128), -(-count // 128))
-        case.gpu.launch(f"linear_prefill_{rest}", grid, 256, arguments, PREFILL_SHARED_BYTES)
+        shared_bytes = linear_prefill_shared_bytes(stem == "linear_int8")
+        case.gpu.launch(f"{stem}_prefill_{rest}", grid, 256, arguments, shared_bytes)
     else:
         tiles = int(kind)
         grid = (width // 16, -(-count // (8 * tiles)))
-        case.gpu.launch(f"linear_decode_{rest}_{tiles}", grid, 256, arguments)
+        case.gpu.launch(f"{stem}_decode_{rest}_{tiles}", grid, 256, arguments)
     return case.gpu.read(out)
 
 
+def meant(weight: Floats, dtype: str, weights: str) -> Any:
+    """Return what a packed weight stands for, in float64; weights: stored or int8."""
+    if weights == "int8":
+        steps, scale = quantized(weight)
+        return steps * scale[:, None].astype(np.float64)
+    return rounded(weight, dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_form_is_right_and_all_agree(
-    case: Case, dtype: str, shape: tuple[int, int, int]
+    case: Case, dtype: str, shape: tuple[int, int, int], weights: str
 ) -> None:
     num_tokens, num_outputs, num_inputs = shape
     x = case.normal(num_tokens, num_inputs)
     weight, bias = case.normal(num_outputs, num_inputs), case.normal(num_outputs)
-    linear = pack_linear(case.gpu, dtype, [weight], [bias])
+    linear = pack_linear(case.gpu, dtype, [weight], [bias], weights == "int8")
     x_device = case.put(to_storage(x, dtype))
-    expected = rounded(x, dtype).astype(np.float64) @ rounded(weight, dtype).T + bias
+    expected = rounded(x, dtype) @ meant(weight, dtype, weights).T + bias
     for out_dtype in ("f32", dtype):
         forms = ["prefill", "1", "2", "4", "8"]
         name = f"{dtype}_{out_dtype}_plain"
@@ -53,15 +66,16 @@ def test_every_form_is_right_and_all_agree(
             np.testing.assert_array_equal(out, outs[0], err_msg=form)
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_and_up(case: Case, dtype: str) -> None:
+def test_gate_and_up(case: Case, dtype: str, weights: str) -> None:
     x, halves = case.normal(37, 96), [case.normal(48, 96) * f32(0.1) for _ in range(2)]
     biases = [case.normal(48) for _ in range(2)]
-    linear = pack_linear(case.gpu, dtype, halves, biases)
+    linear = pack_linear(case.gpu, dtype, halves, biases, weights == "int8")
     assert linear.is_gated
     x_device = case.put(to_storage(x, dtype))
     gate, up = (
-        rounded(x, dtype).astype(np.float64) @ rounded(w, dtype).T + b
+        rounded(x, dtype) @ meant(w, dtype, weights).T + b
         for w, b in zip(halves, biases, strict=True)
     )
     expected = gate / (1 + np.exp(-gate)) * up
@@ -73,9 +87,9 @@ def test_gate_and_up(case: Case, dtype: str) -> None:
         np.testing.assert_array_equal(out, outs[0])
 
 
-def test_a_token_does_not_depend_on_the_others(case: Case) -> None:
-    weight = case.normal(32, 256)
-    linear = pack_linear(case.gpu, "bf16", [weight], [])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_token_does_not_depend_on_the_others(case: Case, weights: str) -> None:
+    linear = pack_linear(case.gpu, "bf16", [case.normal(32, 256)], [], weights == "int8")
     x = to_storage(case.normal(70, 256), "bf16")
     whole = run(case, "prefill_bf16_f32_plain", case.put(x), linear, "f32")
     for first, last in ((0, 1), (3, 12), (12, 70)):
@@ -83,12 +97,42 @@ def test_a_token_does_not_depend_on_the_others(case: Case) -> None:
         np.testing.assert_array_equal(part, whole[first:last])
 
 
-def test_float32(case: Case) -> None:
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_every_int8_is_itself(case: Case, dtype: str) -> None:
+    """Each value at each place of a tile, times one and nothing: widened exactly, moved nowhere."""
+    steps = np.arange(16 * 32).reshape(16, 32) % 255 - 127
+    steps[:, 0] = 127  # the scale of each output is one
+    linear = pack_linear(case.gpu, dtype, [steps.astype(np.float32)], (), True)
+    x = case.put(to_storage(np.eye(32, dtype=np.float32), dtype))
+    for form in ("prefill", "1"):
+        out = run(case, f"{form}_{dtype}_f32_plain", x, linear, "f32")
+        np.testing.assert_array_equal(out, steps.T)
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_float32(case: Case, weights: str) -> None:
     x, weight, bias = case.normal(11, 40), case.normal(7, 40), case.normal(7)
+    linear = pack_linear(case.gpu, "f32", [weight], [bias], weights == "int8")
     out = case.poisoned((11, 7), "f32")
-    arrays = (out, case.put(x), case.put(weight), case.put(bias))
-    case.gpu.launch("linear_f32", (2, 2), 128, (*arrays, i32(11), i32(40), i32(7)))
-    close(case.get(out), x.astype(np.float64) @ weight.T + bias, "f32", scale=8)
+    arguments = (out, case.put(x), linear.weight, linear.scale, linear.bias)
+    symbol = "linear_f32" if weights == "stored" else "linear_f32_int8"
+    case.gpu.launch(symbol, (2, 2), 128, (*arguments, i32(11), i32(40), i32(7)))
+    close(case.get(out), x @ meant(weight, "f32", weights).T + bias, "f32", scale=8)
+
+
+def test_scales_are_those_of_the_rule() -> None:
+    """The largest size is 127 steps, each value the nearest step; nothing overflows."""
+    weight = np.array([[1, -2, 0.5, 1.99], [0, 0, 0, 0], [np.nan, 127, 3, -1e-40]], np.float32)
+    steps, scale = quantized(weight)
+    np.testing.assert_array_equal(scale, np.float32([2, 0, 127]) / np.float32(127))
+    np.testing.assert_array_equal(steps, [[64, -127, 32, 126], [0] * 4, [-127, 127, 3, 0]])
+
+
+def test_bytes_on_the_device_are_counted(case: Case) -> None:
+    weight, bias = case.normal(40, 64), case.normal(40)
+    assert pack_linear(case.gpu, "bf16", [weight], [bias]).num_bytes == 48 * 64 * 2 + 48 * 4
+    assert pack_linear(case.gpu, "bf16", [weight], [bias], True).num_bytes == 48 * (64 + 4 + 4)
 
 
 def test_storage_rounds_to_nearest_even() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda_weights import pack_linear, to_storage
+from worker.backends.cuda_weights import pack_linear, quantized, to_storage
 from worker.kernels.structs import HEADS
 
 DTYPES = ["f32", "bf16", pytest.param("f16", marks=pytest.mark.kernels)]
@@ -15,11 +15,15 @@ DTYPES = ["f32", "bf16", pytest.param("f16", marks=pytest.mark.kernels)]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding(case: Case, dtype: str) -> None:
     table, ids = case.normal(37, 64), np.array([0, 36, 7, 7, 16], np.int32)
-    linear = pack_linear(case.gpu, dtype, [table], [])
     form = "embedding" if dtype == "f32" else "embedding_packed"
-    out = case.poisoned((5, 64), "f32")
-    case.gpu.launch(f"{form}_{dtype}", (5,), 128, (out, linear.weight, case.put(ids), i32(64)))
-    np.testing.assert_array_equal(case.get(out), rounded(table, dtype)[ids])
+    steps, scale = quantized(table)
+    wanted = {dtype: rounded(table, dtype), "int8": steps * scale[:, None]}
+    for kind in (dtype, "int8"):
+        linear = pack_linear(case.gpu, dtype, [table], is_int8=kind == "int8")
+        out = case.poisoned((5, 64), "f32")
+        arguments = (out, linear.weight, linear.scale, case.put(ids), i32(64))
+        case.gpu.launch(f"{form}_{kind}", (5,), 128, arguments)
+        np.testing.assert_array_equal(case.get(out), wanted[kind][ids])
 
 
 def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]

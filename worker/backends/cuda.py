@@ -79,9 +79,18 @@ class CudaBackend:
 
     takes_stored = False
 
-    def __init__(self, gpu: Gpu, dtype: str, sizes: tuple[int, int, int], longest: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        dtype: str,
+        sizes: tuple[int, int, int],
+        longest: int,
+        is_int8: bool = False,
+        is_tied: bool = False,
+    ) -> None:
         """dtype: f32, bf16 or f16; sizes: heads, key heads, head_dim; `longest`: positions.
 
+        is_int8: linears are quantised; is_tied: the table is one of them, for it is the head too.
         Raises KernelError for sizes that no kernel was built for.
         """
         num_heads, num_kv_heads, head_dim = sizes
@@ -96,6 +105,8 @@ class CudaBackend:
         self.dtype = self._dtype = dtype
         self._storage = STORAGE[dtype]
         self._sizes = sizes
+        self._is_int8 = is_int8
+        self._is_tied = is_tied
         self._linears = CudaLinears(gpu, dtype)
         self._attention = CudaAttention(gpu, dtype, sizes)
         self._longest = longest
@@ -108,7 +119,8 @@ class CudaBackend:
 
     @property
     def fingerprint(self) -> str:
-        return f"cuda {self._gpu.name} {self._dtype} split={SPLIT}"
+        weights = f"{self._dtype} int8" if self._is_int8 else self._dtype
+        return f"cuda {self._gpu.name} {weights} split={SPLIT}"
 
     def sampler(self, vocab_size: int) -> CudaSampler:
         """Return what draws from the logits of a pass, on the device where it can."""
@@ -180,14 +192,21 @@ class CudaBackend:
 
     def pack_vector(self, weight: Floats) -> Array:
         """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
-        self.weight_bytes += weight.size * np.dtype(self._storage).itemsize
         if weight.ndim == 1:
-            return upload(self._gpu, weight)
-        return pack_linear(self._gpu, self._dtype, [weight], [])
+            vector = upload(self._gpu, weight)
+            self.weight_bytes += vector.nbytes
+            return vector
+        return self._pack([weight], [], self._is_int8 and self._is_tied)
 
     def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> CudaLinear:
-        self.weight_bytes += sum(w.size for w in weights) * np.dtype(self._storage).itemsize
-        return pack_linear(self._gpu, self._dtype, weights, biases)
+        return self._pack(weights, biases, self._is_int8)
+
+    def _pack(
+        self, weights: Sequence[Floats], biases: Sequence[Floats], is_int8: bool
+    ) -> CudaLinear:
+        linear = pack_linear(self._gpu, self._dtype, weights, biases, is_int8)
+        self.weight_bytes += linear.num_bytes
+        return linear
 
     def pack_tied(self, table: CudaLinear) -> CudaLinear:
         return table
@@ -204,8 +223,9 @@ class CudaBackend:
     def embedding(self, table: CudaLinear, token_ids: Array) -> Array:
         out = self.arena.take("residual", (len(token_ids), table.num_inputs), f32)
         form = "embedding" if self._dtype == "f32" else "embedding_packed"
-        arguments = (out, table.weight, token_ids, i32(table.num_inputs))
-        self._gpu.launch(f"{form}_{self._dtype}", (len(token_ids),), 128, arguments)
+        kind = self._dtype if table.scale is None else "int8"
+        arguments = (out, table.weight, table.scale, token_ids, i32(table.num_inputs))
+        self._gpu.launch(f"{form}_{kind}", (len(token_ids),), 128, arguments)
         return out
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:

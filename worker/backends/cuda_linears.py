@@ -12,7 +12,7 @@ import numpy as np
 from worker.backends.cuda_weights import STORAGE, TILE, CudaLinear
 from worker.backends.gpu import Arena, Array, Gpu
 from worker.kernels.checks import Floats
-from worker.kernels.structs import PREFILL_SHARED_BYTES
+from worker.kernels.structs import linear_prefill_shared_bytes
 
 DECODE_TOKENS = 64
 """Up to so many tokens weights are streamed past a tile of tokens; more go by 128 x 128 blocks."""
@@ -44,20 +44,24 @@ class CudaLinears:
         if not count:
             return out
         sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
-        arguments = (out, x, linear.weight, linear.bias, *sizes)
+        arguments = (out, x, linear.weight, linear.scale, linear.bias, *sizes)
+        is_int8 = linear.scale is not None
         if self._dtype == "f32":
             grid = (-(-linear.num_padded // 4), -(-count // 8))
-            self._gpu.launch("linear_f32", grid, 128, arguments)
+            kernel = "linear_f32_int8" if is_int8 else "linear_f32"
+            self._gpu.launch(kernel, grid, 128, arguments)
             return out
+        stem = "linear_int8" if is_int8 else "linear"
         form = f"{self._dtype}_{out_dtype}_{epilogue}"
         if count > DECODE_TOKENS:
             grid = (-(-linear.num_padded // 128), -(-count // 128))
-            self._gpu.launch(f"linear_prefill_{form}", grid, 256, arguments, PREFILL_SHARED_BYTES)
+            shared_bytes = linear_prefill_shared_bytes(is_int8)
+            self._gpu.launch(f"{stem}_prefill_{form}", grid, 256, arguments, shared_bytes)
             return out
         widest = 4 if epilogue == "gated" else 8
         tiles = next(t for t in (1, 2, 4, 8) if t * 8 >= count or t == widest)
         grid = (width // TILE, -(-count // (8 * tiles)))
-        self._gpu.launch(f"linear_decode_{form}_{tiles}", grid, 256, arguments)
+        self._gpu.launch(f"{stem}_decode_{form}_{tiles}", grid, 256, arguments)
         return out
 
     def sums(self, arena: Arena, x: Any) -> Array:

@@ -12,6 +12,7 @@ from worker.kernels.cubins import CubinError
 from worker.kernels.nvrtc import CompileError
 from worker.models.config import ModelConfig
 
+QUANTIZATIONS = ("none", "int8")
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -22,14 +23,22 @@ def open_cuda(
 
     Raises ValueError, which names the setting or the size, for what no kernel was built for.
     """
-    if quantization != "none":
-        raise ValueError(f"quantization is {quantization!r}, on cuda allowed: none")
+    if quantization not in QUANTIZATIONS:
+        allowed = ", ".join(QUANTIZATIONS)
+        raise ValueError(f"quantization is {quantization!r}, on cuda allowed: {allowed}")
     if kv_cache_dtype not in ("auto", dtype):
         raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, on cuda allowed: auto, {dtype}")
     sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
     try:
         device = gpu or _first_gpu()
-        return CudaBackend(device, DTYPES[dtype], sizes, config.max_position_embeddings)
+        return CudaBackend(
+            device,
+            DTYPES[dtype],
+            sizes,
+            config.max_position_embeddings,
+            is_int8=quantization == "int8",
+            is_tied=config.tie_word_embeddings,
+        )
     except (KernelError, CubinError, CompileError) as error:
         raise ValueError(f"device cuda: {error}") from error
 

@@ -17,15 +17,24 @@ from worker.kernels.checks import Floats
 
 TILE = 16
 BLOCK_K = 32
+PIECE = 1 << 16
+"""Values."""
 STORAGE = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16}
+Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
 
 @dataclass(frozen=True, slots=True)
 class CudaLinear:
-    """weight [N, K]: packed tiles of 16-bit floats, or rows of float32; bias float32 [N]."""
+    """weight [N, K]: packed tiles of 16-bit floats or int8, or rows of float32 or int8.
+
+    Beside float32 activations stand rows.
+    """
 
     weight: Array
+    scale: Array | None
+    """float32 [N] of int8 weights: each stands for weight * scale of its output."""
     bias: Array | None
+    """float32 [N]."""
     num_inputs: int
     num_outputs: int
     """As the model has it."""
@@ -33,6 +42,12 @@ class CudaLinear:
     """A multiple of 16; the rest is zeros."""
     is_gated: bool
     """Two halves, tile beside tile: a gate and an up projection."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes on the device."""
+        parts = (self.weight, self.scale, self.bias)
+        return sum(int(part.nbytes) for part in parts if part is not None)
 
 
 def to_storage(values: Floats, dtype: str) -> np.ndarray[Any, Any]:
@@ -55,37 +70,76 @@ def from_storage(stored: np.ndarray[Any, Any], dtype: str) -> Floats:
     return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def quantized(weight: Floats) -> tuple[Bytes, Floats]:
+    """Return int8 [N, K] and the scale [N] of each output: its largest size becomes 127.
+
+    The rule, and its bits, are those of the CPU's packer (`linear_pack_body.h`).
+    """
+    values = np.empty(weight.shape, np.int8)
+    scale = np.empty(len(weight), np.float32)
+    step = max(1, PIECE // weight.shape[1])  # rows that stay in the processor's cache
+    for first in range(0, len(weight), step):
+        rows = weight[first : first + step]
+        most = np.fmax.reduce(np.abs(rows), axis=1, initial=np.float32(0))
+        scale[first : first + step] = most / np.float32(127)
+        inverse = np.divide(np.float32(127), most, where=most > 1e-30, out=np.zeros_like(most))
+        steps = np.rint(rows * inverse[:, None])
+        np.clip(np.nan_to_num(steps, copy=False, nan=-127), -127, 127, out=steps)
+        values[first : first + step] = steps
+    return values, scale
+
+
 def pack_tiles(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """[N, K] → [N / 16, K / 32, 2 halves of 8 outputs, 8 outputs, 4 * 8 inputs]."""
+    """[N, K] of 16 or 8 bits → [N / 16, K / 32, a tile of 16 outputs and 32 inputs].
+
+    In a tile lie, of 16 bits: 2 halves of 8 outputs, 8 outputs, 32 inputs; of 8 bits: 8 outputs, 4
+    times 8 inputs, 2 halves of outputs, and those 8 inputs in the order 0, 2, 1, 3, 4, 6, 5, 7.
+    """
     num_outputs, num_inputs = weight.shape
     if num_inputs % BLOCK_K:
         raise KernelError(f"linear: {num_inputs} inputs, the CUDA kernels take multiples of 32")
     missing = -num_outputs % TILE
     padded = np.pad(weight, ((0, missing), (0, 0))) if missing else weight
-    tiles = padded.reshape(-1, 2, 8, num_inputs // BLOCK_K, BLOCK_K)
+    blocks = num_inputs // BLOCK_K
+    if weight.dtype == np.int8:
+        tiles = padded.reshape(-1, 2, 8, blocks, 4, 2, 2, 2).transpose(0, 3, 2, 4, 1, 5, 7, 6)
+        return np.ascontiguousarray(tiles)
+    tiles = padded.reshape(-1, 2, 8, blocks, BLOCK_K)
     return np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 4))
 
 
 def pack_linear(
-    gpu: Gpu, dtype: str, weights: Sequence[Floats], biases: Sequence[Floats]
+    gpu: Gpu,
+    dtype: str,
+    weights: Sequence[Floats],
+    biases: Sequence[Floats] = (),
+    is_int8: bool = False,
 ) -> CudaLinear:
-    """Stack weights [Ni, K]; two of one shape are a gate and an up projection, and interleaved."""
+    """Stack weights [Ni, K]; two of one shape are a gate and an up projection, and interleaved.
+
+    dtype: of the activations, and of weights that are not to be int8.
+    """
     num_outputs = sum(len(weight) for weight in weights)
     is_gated = dtype != "f32" and len(weights) == 2 and weights[0].shape == weights[1].shape
     is_gated = is_gated and len(weights[0]) % TILE == 0
-    bias = np.concatenate(biases) if biases else None
-    if dtype == "f32":
-        packed: np.ndarray[Any, Any] = np.concatenate(weights)
-        num_padded = num_outputs
+    stored: np.ndarray[Any, Any] = np.concatenate(weights)
+    vectors = {"bias": np.concatenate(biases)} if biases else {}
+    if is_int8:
+        stored, vectors["scale"] = quantized(stored)
     else:
-        stored = to_storage(np.concatenate(weights), dtype)
-        packed = pack_tiles(_interleaved(stored) if is_gated else stored)
-        num_padded = len(packed) * TILE
-        if bias is not None:
-            bias = _interleaved(bias) if is_gated else np.pad(bias, (0, num_padded - num_outputs))
+        stored = to_storage(stored, dtype)
+    num_padded = num_outputs
+    if dtype != "f32":
+        stored = pack_tiles(_interleaved(stored) if is_gated else stored)
+        num_padded = len(stored) * TILE
+        for name, vector in vectors.items():
+            padded = np.pad(vector, (0, num_padded - num_outputs))
+            vectors[name] = _interleaved(padded) if is_gated else padded
+    uploaded = {name: upload(gpu, vector) for name, vector in vectors.items()}
     return CudaLinear(
-        weight=upload(gpu, packed),
-        bias=None if bias is None else upload(gpu, bias),
+        weight=upload(gpu, stored),
+        scale=uploaded.get("scale"),
+        bias=uploaded.get("bias"),
         num_inputs=weights[0].shape[1],
         num_outputs=num_outputs,
         num_padded=num_padded,

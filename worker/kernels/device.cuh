@@ -24,6 +24,7 @@ struct f16 { uint16_t bits; };
 // ── conversions ─────────────────────────────────────────────────────────────────────────────────
 
 __device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(int8_t x) { return float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
 __device__ __forceinline__ float to_float(f16 x) {
 #ifndef CUDA_EMULATOR
@@ -79,6 +80,61 @@ __device__ __forceinline__ T from_float(float x) { return From<T>::of(x); }
 template <class T>
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return uint32_t(from_float<T>(low).bits) | uint32_t(from_float<T>(high).bits) << 16;
+}
+
+// Two values of 16 bits and two others, added pair by pair; rounded to nearest even.
+template <class T>
+__device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b);
+#ifndef CUDA_EMULATOR
+template <>
+__device__ __forceinline__ uint32_t add_pairs<bf16>(uint32_t a, uint32_t b) {
+  uint32_t sum;  // a * 1 + b: bf16 has no addition before sm_90
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return sum;
+}
+template <>
+__device__ __forceinline__ uint32_t add_pairs<f16>(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+#else
+template <class T>
+inline uint32_t add_pairs(uint32_t a, uint32_t b) {
+  auto value = [](uint32_t pair, int high) { return to_float(T{uint16_t(high ? pair >> 16 : pair)}); };
+  return pack_pair<T>(value(a, 0) + value(b, 0), value(a, 1) + value(b, 1));
+}
+#endif
+
+// (bits & mask) | more, in one instruction: the compiler makes two of it.
+template <uint32_t MASK, uint32_t MORE>
+__device__ __forceinline__ uint32_t masked_or(uint32_t bits) {
+#ifndef CUDA_EMULATOR
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(bits), "n"(MASK), "n"(MORE));
+  return result;
+#else
+  return (bits & MASK) | MORE;
+#endif
+}
+
+// Four int8 as two pairs of 16-bit floats, exactly. Their bytes lie in the order 0, 2, 1, 3. Seven bits below an
+// exponent read as 128 (bf16) or 1024 (f16) plus those bits; less the same with the sign's bit, it is the value.
+template <class T>
+struct Offset;
+template <>
+struct Offset<bf16> { static constexpr uint32_t BITS = 0x43004300u; };
+template <>
+struct Offset<f16> { static constexpr uint32_t BITS = 0x64006400u; };
+template <class T>
+__device__ __forceinline__ uint32_t widen_two(uint32_t bytes) {
+  constexpr uint32_t NEGATIVE = Offset<T>::BITS | 0x80008000u;
+  return add_pairs<T>(masked_or<0x007f007fu, Offset<T>::BITS>(bytes), masked_or<0x00800080u, NEGATIVE>(bytes));
+}
+template <class T>
+__device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t& second) {
+  first = widen_two<T>(bytes);
+  second = widen_two<T>(bytes >> 8);
 }
 
 // ── memory ──────────────────────────────────────────────────────────────────────────────────────

@@ -38,17 +38,16 @@ def stems() -> list[str]:
 
 def _linears() -> Iterator[Instance]:
     for dtype in HALVES:
-        for out, epilogue in (("f32", "PLAIN"), (dtype, "PLAIN"), (dtype, "GATED")):
-            name, kinds = f"{dtype}_{out}_{epilogue.lower()}", f"{dtype}, {FLOATS[out]}"
-            for tiles in TOKEN_TILES[: 3 if epilogue == "GATED" else 4]:  # 48 KiB of shared memory
-                yield Instance(
-                    "linear",
-                    f"linear_decode_{name}_{tiles}",
-                    f"linear_decode<{kinds}, {tiles}, {epilogue}>",
-                )
-            yield Instance(
-                "linear", f"linear_prefill_{name}", f"linear_prefill<{kinds}, {epilogue}>"
-            )
+        for stem, weights in (("linear", dtype), ("linear_int8", "int8_t")):
+            for out, epilogue in (("f32", "PLAIN"), (dtype, "PLAIN"), (dtype, "GATED")):
+                name = f"{dtype}_{out}_{epilogue.lower()}"
+                kinds = f"{dtype}, {weights}, {FLOATS[out]}"
+                widths = TOKEN_TILES[: 3 if epilogue == "GATED" else 4]  # 48 KiB of shared memory
+                for tiles in widths:
+                    symbol = f"{stem}_decode_{name}_{tiles}"
+                    yield Instance(stem, symbol, f"linear_decode<{kinds}, {tiles}, {epilogue}>")
+                symbol = f"{stem}_prefill_{name}"
+                yield Instance(stem, symbol, f"linear_prefill<{kinds}, {epilogue}>")
 
 
 def _attention() -> Iterator[Instance]:
@@ -72,13 +71,16 @@ def _rope() -> Iterator[Instance]:
 
 def _small() -> Iterator[Instance]:
     for dtype, kind in FLOATS.items():
-        yield Instance("embedding", f"embedding_{dtype}", f"embedding<{kind}>")
-        yield Instance("embedding", f"embedding_packed_{dtype}", f"embedding_packed<{kind}>")
         yield Instance("rms_norm", f"add_rms_norm_{dtype}", f"add_rms_norm<{kind}>")
         yield Instance("silu_mul", f"silu_mul_{dtype}", f"silu_mul<{kind}>")
     for head_dim in HEAD_DIMS:
         yield Instance("attention_f32", f"attention_f32_{head_dim}", f"attention_f32<{head_dim}>")
-    yield Instance("linear_f32", "linear_f32", "linear_f32")
+    for name, kind in (("f32", "float"), ("int8", "int8_t")):
+        yield Instance("embedding", f"embedding_{name}", f"embedding<{kind}>")
+        symbol = "linear_f32" if name == "f32" else "linear_f32_int8"
+        yield Instance("linear_f32", symbol, f"linear_f32<{kind}>")
+    for name, kind in (("bf16", "bf16"), ("f16", "f16"), ("int8", "int8_t")):
+        yield Instance("embedding", f"embedding_packed_{name}", f"embedding_packed<{kind}>")
     yield Instance("page_copy", "page_copy", "page_copy")
     for kernel in ("sample", "edit_logits", "copy_rows", "log_softmax"):
         yield Instance("sampling", kernel, kernel)

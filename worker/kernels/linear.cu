@@ -1,11 +1,14 @@
-// Linear: out[t, n] = sum_k weight[n, k] x[t, k] + bias[n], with 16-bit weights and tensor cores.
+// Linear: out[t, n] = sum_k weight[n, k] x[t, k] + bias[n], with tensor cores and weights of 16 bits, or of 8 with a
+// scale: out[t, n] = scale[n] sum_k weight[n, k] x[t, k] + bias[n].
 //
 // One layout, one instruction and one split of K for every number of tokens, so that a token's bits depend on nothing
 // but itself. Weights are the wide operand (16 outputs), tokens the narrow one (8). In a block of 32 inputs lane
 // (g, t) holds inputs 8t .. 8t+7, of outputs g and g + 8 and of token g: two mma take them as they lie in memory.
-// Packed weights are [N / 16][K / 32][2 halves][32 lanes][8 values]; a warp reads 1 KiB at a time.
+// Packed weights are [N / 16][K / 32][2 halves][32 lanes][8 values]; a warp reads 1 KiB at a time. Those of 8 bits are
+// [N / 16][K / 32][32 lanes][2 halves][8 values]: 512 bytes, which become the same fragments in registers, exactly.
 // K falls into SEGMENTS contiguous parts of whole blocks, summed from zero each and then added in order:
 // linear_decode gives each to a warp, linear_prefill takes them one after the other.
+#pragma once
 #include "device.cuh"
 
 constexpr int SEGMENTS = 8;
@@ -14,6 +17,24 @@ constexpr int BLOCK_K = 32;
 struct Segment { int first, last; };  // blocks of 32 inputs
 __device__ __forceinline__ Segment segment_of(int index, int num_blocks) {
   return {num_blocks * index / SEGMENTS, num_blocks * (index + 1) / SEGMENTS};
+}
+
+template <class W>
+constexpr int CHUNKS = 2;  // of 16 bytes that a lane holds of a tile's block
+template <>
+constexpr int CHUNKS<int8_t> = 1;
+
+template <class T, class W>
+__device__ __forceinline__ void unpack(const uint4 (&stored)[CHUNKS<W>], uint4& top, uint4& bottom) {
+  if constexpr (CHUNKS<W> == 2) {
+    top = stored[0];
+    bottom = stored[1];
+  } else {
+    widen<T>(stored[0].x, top.x, top.y);
+    widen<T>(stored[0].y, top.z, top.w);
+    widen<T>(stored[0].z, bottom.x, bottom.y);
+    widen<T>(stored[0].w, bottom.z, bottom.w);
+  }
 }
 
 template <class T>
@@ -28,20 +49,30 @@ enum Epilogue { PLAIN = 0, GATED = 1 };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
-// x: T [num_tokens, K]; out: Out [num_tokens, N / (gated ? 2 : 1)]; bias: float [N] or null. In the gated form output
-// tile i of the gate and output tile i of the up projection stand beside each other in `weight`.
+// The sum of output n with its scale and its bias, rounded alike wherever it stands.
+template <class W>
+__device__ __forceinline__ float finished(float sum, const float* scale, const float* bias, int n) {
+  if constexpr (CHUNKS<W> == 1) return bias ? __fmaf_rn(sum, scale[n], bias[n]) : __fmul_rn(sum, scale[n]);
+  return bias ? sum + bias[n] : sum;
+}
+
+// x: T [num_tokens, K]; out: Out [num_tokens, N / (gated ? 2 : 1)]; bias: float [N] or null;
+// scale: float [N], null unless W is int8_t. In the gated form output tile i of the gate and output tile i of the up
+// projection stand beside each other in `weight`.
 // Grid (tiles of 16 outputs, ceil(num_tokens / (8 TOKEN_TILES))), SEGMENTS warps; K a multiple of 32, N of 16.
-template <class T, class Out, int TOKEN_TILES, int EPILOGUE>
+template <class T, class W, class Out, int TOKEN_TILES, int EPILOGUE>
 __global__ void __launch_bounds__(SEGMENTS * 32)
-linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int num_tokens, int K, int N) {
+linear_decode(Out* out, const T* x, const uint4* weight, const float* scale, const float* bias, int num_tokens, int K,
+              int N) {
   constexpr int PARTS = EPILOGUE == GATED ? 2 : 1;
   constexpr int TOKENS = TOKEN_TILES * 8;
-  constexpr int AHEAD = 4;  // blocks of weights on their way: 4 to 8 KiB a warp
+  constexpr int WIDTH = CHUNKS<W>;
+  constexpr int AHEAD = TOKENS * PARTS == 64 && PARTS == 2 ? 4 : 8 / WIDTH;  // blocks on their way: 4 to 8 KiB a warp
   SHARED_ARRAY(float, partial, SEGMENTS * PARTS * 16 * TOKENS);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int num_blocks = K / BLOCK_K, first_token = blockIdx.y * TOKENS;
   const Segment segment = segment_of(warp, num_blocks);
-  const uint4* tile = weight + uint64_t(blockIdx.x) * PARTS * num_blocks * 64 + lane;
+  const uint4* tile = weight + uint64_t(blockIdx.x) * PARTS * num_blocks * WIDTH * 32 + lane;
   float sum[PARTS][TOKEN_TILES][4];
 #pragma unroll
   for (int p = 0; p < PARTS; p++)
@@ -51,20 +82,23 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int 
       for (int i = 0; i < 4; i++) sum[p][j][i] = 0.f;
   wait_for_predecessor();
   for (int start = segment.first; start < segment.last; start += AHEAD) {
-    uint4 top[AHEAD][PARTS], bottom[AHEAD][PARTS];
+    uint4 stored[AHEAD][PARTS][WIDTH];
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
       if (start + a >= segment.last) continue;
 #pragma unroll
       for (int p = 0; p < PARTS; p++) {
-        const uint4* block = tile + (uint64_t(p) * num_blocks + start + a) * 64;
-        top[a][p] = load_stream(block);
-        bottom[a][p] = load_stream(block + 32);
+        const uint4* block = tile + (uint64_t(p) * num_blocks + start + a) * WIDTH * 32;
+#pragma unroll
+        for (int c = 0; c < WIDTH; c++) stored[a][p][c] = load_stream(block + c * 32);
       }
     }
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
       if (start + a >= segment.last) continue;
+      uint4 top[PARTS], bottom[PARTS];
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) unpack<T, W>(stored[a][p], top[p], bottom[p]);
 #pragma unroll
       for (int j = 0; j < TOKEN_TILES; j++) {
         const int token = first_token + j * 8 + g;
@@ -72,7 +106,7 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int 
         if (token < num_tokens)
           v = *reinterpret_cast<const uint4*>(x + uint64_t(token) * K + (start + a) * BLOCK_K + t * 8);
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) multiply<T>(sum[p][j], top[a][p], bottom[a][p], v);
+        for (int p = 0; p < PARTS; p++) multiply<T>(sum[p][j], top[p], bottom[p], v);
       }
     }
   }
@@ -96,7 +130,7 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int 
       total[p] = partial[p * TOKENS * 16 + i];
 #pragma unroll
       for (int s = 1; s < SEGMENTS; s++) total[p] += partial[(s * PARTS + p) * TOKENS * 16 + i];
-      if (bias) total[p] += bias[(blockIdx.x * PARTS + p) * 16 + row];
+      total[p] = finished<W>(total[p], scale, bias, (blockIdx.x * PARTS + p) * 16 + row);
     }
     const float value = PARTS == 2 ? silu(total[0]) * total[PARTS - 1] : total[0];
     out[uint64_t(token) * (N / PARTS) + blockIdx.x * 16 + row] = from_float<Out>(value);
@@ -105,32 +139,37 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* bias, int 
 
 // The same for many tokens: 128 outputs x 128 tokens a block, 8 warps of 64 x 32, STAGES blocks of 32 inputs in shared
 // memory. Weight tiles are copied as they are packed; a row of tokens is 64 bytes, read without bank conflicts.
-// Grid (ceil(N / 128), ceil(num_tokens / 128)), 256 threads, prefill_shared_bytes.
+// Grid (ceil(N / 128), ceil(num_tokens / 128)), 256 threads, STAGES * STAGE_BYTES of dynamic shared memory.
 constexpr int STAGES = 4;
-constexpr int TILE_BYTES = 16 * BLOCK_K * 2;
-constexpr int STAGE_BYTES = 8 * TILE_BYTES + 128 * BLOCK_K * 2;
+template <class W>
+constexpr int TILE_BYTES = CHUNKS<W> * 32 * 16;
+template <class W>
+constexpr int STAGE_BYTES = 8 * TILE_BYTES<W> + 128 * BLOCK_K * 2;
 
-template <class T>
+template <class T, class W>
 __device__ __forceinline__ void load_stage(char* stage, const T* x, const uint4* weight, int block, int num_blocks,
                                            int first_token, int num_tokens, int K, int N) {
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int chunk = threadIdx.x + i * 256, tile = blockIdx.x * 8 + chunk / 64;
+  for (int i = 0; i < CHUNKS<W>; i++) {
+    constexpr int SIZE = CHUNKS<W> * 32;
+    const int chunk = threadIdx.x + i * 256, tile = blockIdx.x * 8 + chunk / SIZE;
     const bool exists = tile < N / 16;
-    copy_async_16(stage + chunk * 16, weight + (uint64_t(exists ? tile : 0) * num_blocks + block) * 64 + chunk % 64, exists);
+    copy_async_16(stage + chunk * 16, weight + (uint64_t(exists ? tile : 0) * num_blocks + block) * SIZE + chunk % SIZE,
+                  exists);
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int chunk = threadIdx.x + i * 256, token = first_token + chunk / 4;
     const bool exists = token < num_tokens;
-    copy_async_16(stage + 8 * TILE_BYTES + chunk * 16,
+    copy_async_16(stage + 8 * TILE_BYTES<W> + chunk * 16,
                   x + uint64_t(exists ? token : 0) * K + block * BLOCK_K + chunk % 4 * 8, exists);
   }
 }
 
-template <class T, class Out, int EPILOGUE>
+template <class T, class W, class Out, int EPILOGUE>
 __global__ void __launch_bounds__(256, 1)
-linear_prefill(Out* out, const T* x, const uint4* weight, const float* bias, int num_tokens, int K, int N) {
+linear_prefill(Out* out, const T* x, const uint4* weight, const float* scale, const float* bias, int num_tokens, int K,
+               int N) {
   constexpr int PARTS = EPILOGUE == GATED ? 2 : 1;
   DYNAMIC_SHARED(char, stages);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -147,7 +186,7 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* bias, int
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
     if (s < num_blocks)
-      load_stage(stages + s * STAGE_BYTES, x, weight, s, num_blocks, first_token, num_tokens, K, N);
+      load_stage<T, W>(stages + s * STAGE_BYTES<W>, x, weight, s, num_blocks, first_token, num_tokens, K, N);
     copy_async_commit();
   }
   int segment = 0;
@@ -155,8 +194,8 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* bias, int
     copy_async_wait<STAGES - 2>();
     __syncthreads();  // the stage has landed for all, and nobody reads the one that is filled next
     if (block + STAGES - 1 < num_blocks)
-      load_stage(stages + (block + STAGES - 1) % STAGES * STAGE_BYTES, x, weight, block + STAGES - 1, num_blocks,
-                 first_token, num_tokens, K, N);
+      load_stage<T, W>(stages + (block + STAGES - 1) % STAGES * STAGE_BYTES<W>, x, weight, block + STAGES - 1,
+                       num_blocks, first_token, num_tokens, K, N);
     copy_async_commit();
     while (block >= segment_of(segment, num_blocks).last) {
 #pragma unroll
@@ -170,14 +209,17 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* bias, int
           }
       segment++;
     }
-    const uint4* tiles = reinterpret_cast<const uint4*>(stages + block % STAGES * STAGE_BYTES);
-    const uint4* tokens = tiles + 8 * TILE_BYTES / 16;
+    const uint4* tiles = reinterpret_cast<const uint4*>(stages + block % STAGES * STAGE_BYTES<W>);
+    const uint4* tokens = tiles + 8 * TILE_BYTES<W> / 16;
     uint4 v[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) v[j] = tokens[(first_column + j * 8 + g) * 4 + t];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const uint4 top = tiles[(first_tile + i) * 64 + lane], bottom = tiles[(first_tile + i) * 64 + 32 + lane];
+      uint4 stored[CHUNKS<W>], top, bottom;
+#pragma unroll
+      for (int c = 0; c < CHUNKS<W>; c++) stored[c] = tiles[((first_tile + i) * CHUNKS<W> + c) * 32 + lane];
+      unpack<T, W>(stored, top, bottom);
 #pragma unroll
       for (int j = 0; j < 4; j++) multiply<T>(sum[i][j], top, bottom, v[j]);
     }
@@ -202,13 +244,9 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* bias, int
         const int tile = blockIdx.x * 8 + first_tile + i, row = g + (c >> 1) * 8;
         const int token = first_token + first_column + j * 8 + t * 2 + (c & 1);
         if (tile >= N / 16 || token >= num_tokens) continue;
-        float value = total[i][j][c];
-        if (bias) value += bias[tile * 16 + row];
-        if (PARTS == 2) {
-          float up = total[i + PARTS - 1][j][c];
-          if (bias) up += bias[(tile + 1) * 16 + row];
-          value = silu(value) * up;
-        }
+        float value = finished<W>(total[i][j][c], scale, bias, tile * 16 + row);
+        if (PARTS == 2)
+          value = silu(value) * finished<W>(total[i + PARTS - 1][j][c], scale, bias, (tile + 1) * 16 + row);
         out[uint64_t(token) * (N / PARTS) + tile / PARTS * 16 + row] = from_float<Out>(value);
       }
 }

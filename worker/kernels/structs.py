@@ -21,8 +21,11 @@ DRAW = np.dtype([("stream", "u8"), ("inverse_temperature", "f4"), ("min_p_log", 
                  ("top_p", "f4"), ("top_k", "i4"), ("row", "i4"), ("padding", "i4")])  # fmt: skip
 EDIT = np.dtype([("row", "i4"), ("token", "i4"), ("repetition", "f4"), ("subtract", "f4"),
                  ("bias", "f4")])  # fmt: skip
-PREFILL_SHARED_BYTES = 4 * (8 * 1024 + 128 * 64)
-"""Of linear_prefill: four stages of weights and tokens."""
+
+
+def linear_prefill_shared_bytes(is_int8: bool) -> int:
+    """Return what four stages of weights and tokens take."""
+    return 4 * (8 * (512 if is_int8 else 1024) + 128 * 64)
 
 
 def part_floats(num_kv_heads: int, head_dim: int) -> int:
