@@ -4,7 +4,7 @@ what is computed, and what does not come back whole is computed."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,12 +109,12 @@ def _flip_third(tier: HostTier) -> None:
     """The third block of the prompt was stored somewhere: flip where it is loaded from."""
     wanted, load = 0, tier.load
 
-    def flipping(block_id: int, key: bytes) -> bool:
+    def flipping(block_ids: Sequence[int], keys: Sequence[bytes]) -> int:
         nonlocal wanted
-        wanted += 1
-        if wanted == 3:
-            tier._memory[tier._held[key][0]] ^= np.uint8(255)
-        return load(block_id, key)
+        first, wanted = wanted, wanted + len(keys)
+        if first <= 2 < wanted:
+            tier._memory[tier._held[keys[2 - first]][0]] ^= np.uint8(255)
+        return load(block_ids, keys)
 
     tier.load = flipping  # type: ignore[method-assign]
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from protos import worker as wire
 from worker import device_memory
-from worker.arena import Arena, num_bytes
+from worker.arena import Arena, Piece, num_bytes
 from worker.backends import cuda_cache
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
 from worker.backends.cpu import CpuBackend
@@ -22,13 +23,14 @@ from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
 from worker.batch import PassLimits
+from worker.errands import BLOCKS_A_TURN
 from worker.errors import ModelFolderError
 from worker.gather import Inputs, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
 from worker.kernels.library import default_cache_dir
-from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
+from worker.kv_cache import BLOCK_SIZES, Bytes, KvCache, block_bytes, kv_pieces
 from worker.memory import DeviceMemory, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
@@ -48,6 +50,14 @@ MAX_GUESSES = 64
 Choice = CpuChoice | CudaBackend
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class _Stores(NamedTuple):
+    """What a runner keeps: inputs, blocks, and copies of evicted ones on the host."""
+
+    arena: Arena
+    cache: KvCache | cuda_cache.CudaKvCache
+    tier: HostTier | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,9 @@ class LoadedModel:
         ValueError when there is less than is asked.
         """
         if isinstance(self.backend, CudaBackend):
+            alone = replace(self, host_kv_bytes=0)
             left = device_memory.kv_bytes_left(
-                self.backend, self.runner, self._limits, self.block_size, self._block_bytes
+                self.backend, alone.runner, self._limits, self.block_size, self._block_bytes
             )
             return device_memory.checked(asked, left, self.backend)
         return kv_cache_bytes(asked, free_bytes())
@@ -148,43 +159,54 @@ class LoadedModel:
         size, limits = self.block_size, self._limits
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
-        one = self._block_bytes
         work = self._workspace_bytes(limits)
         inner = input_pieces(limits, num_positions, size, work)
-        room = num_bytes((*inner, host_piece(self.host_blocks, one)))
-        tier: HostTier | None = None
-        cache: KvCache | cuda_cache.CudaKvCache
-        if isinstance(self.backend, CudaBackend):
-            arena = Arena(room)
-            cache = self.backend.make_cache(self.config, num_blocks, size)
-        else:
-            kv = kv_pieces(self.config, num_blocks, size, self.kv_dtype)
-            arena = Arena(num_bytes(kv) + room)
-            cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
-            if self.host_blocks:
-                tier = HostTier(cache, self.host_blocks, one, arena)
-        inputs = Inputs(limits, num_positions, size, arena, work)
+        stores = self._stores(num_blocks, num_bytes(inner))
+        inputs = Inputs(limits, num_positions, size, stores.arena, work)
         return ModelRunner(
             self.model,
             self.backend,
-            cache,
+            stores.cache,
             inputs,
             self.config.vocab_size,
-            self._ledger(cache, arena),
+            self._ledger(stores),
             self.grammars,
-            tier,
+            stores.tier,
         )
 
-    def _ledger(
-        self, cache: KvCache | cuda_cache.CudaKvCache, arena: Arena
-    ) -> Callable[[], dict[str, int]]:
+    def _stores(self, num_blocks: int, input_bytes: int) -> _Stores:
+        """Allocate blocks, the host's memory behind them, and an arena for `input_bytes` more."""
+        size, host = self.block_size, host_piece(self.host_blocks, self._block_bytes)
+        cache: cuda_cache.CudaKvCache | KvCache
+        if isinstance(self.backend, CudaBackend):
+            arena = Arena(input_bytes)
+            staged = BLOCKS_A_TURN if self.host_blocks else 0
+            cache = self.backend.make_cache(self.config, num_blocks, size, staged)
+            memory = self._pinned(self.backend.gpu, host) if staged else None
+        else:
+            kv = kv_pieces(self.config, num_blocks, size, self.kv_dtype)
+            arena = Arena(num_bytes(kv) + input_bytes + num_bytes([host]))
+            cache = KvCache(self.config, num_blocks, size, arena, self.kv_dtype)
+            memory = arena.take("host", host) if self.host_blocks else None
+        return _Stores(arena, cache, None if memory is None else HostTier(cache, memory))
+
+    @staticmethod
+    def _pinned(gpu: Gpu, piece: Piece) -> Bytes:
+        try:
+            return gpu.pinned(prod(piece.shape)).reshape(piece.shape)
+        except MemoryError as error:
+            raise ValueError(f"host_kv_memory: {error}; lower host_kv_memory") from error
+
+    def _ledger(self, stores: _Stores) -> Callable[[], dict[str, int]]:
         """Return what tells a runner's bytes by purpose; on a GPU they are read anew each time."""
-        backend, taken = self.backend, dict(arena.bytes_by_purpose)
+        backend, taken = self.backend, dict(stores.arena.bytes_by_purpose)
         if isinstance(backend, CudaBackend):
-            assert isinstance(cache, cuda_cache.CudaKvCache)
-            kv_bytes = cache.num_bytes
+            assert isinstance(stores.cache, cuda_cache.CudaKvCache)
+            kv_bytes = stores.cache.num_bytes
+            if stores.tier is not None:
+                taken["host"] = stores.tier.total_bytes
             return lambda: device_memory.ledger(backend, kv_bytes) | taken
-        reserve = max(0, (free_bytes() or 0) - arena.num_bytes)
+        reserve = max(0, (free_bytes() or 0) - stores.arena.num_bytes)
         return lambda: {"weights": backend.weight_bytes, **taken, "reserve": reserve}
 
 
@@ -211,8 +233,6 @@ def load_model(
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     if num_threads < 0:
         raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) or more")
-    if host_kv_bytes and device != "cpu":
-        raise ValueError(f"host_kv_memory is for device cpu, not {device}: leave it out")
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = read_config(folder)

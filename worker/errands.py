@@ -68,18 +68,17 @@ class Errands:
 
     def turn(self) -> None:
         """Load up to BLOCKS_A_TURN blocks: the next step does not wait for a whole prompt."""
-        for _ in range(BLOCKS_A_TURN):
-            if not self._loads:
-                return
+        left = BLOCKS_A_TURN
+        while left > 0 and self._loads:
             load, tier = self._loads[0], self._tier
-            place = load.num_blocks
             errand = load.errand
             assert tier is not None
-            is_good = place < len(errand.keys) and tier.load(
-                errand.block_ids[place], errand.keys[place]
-            )
-            load.num_blocks += is_good
-            if not is_good or load.num_blocks == len(errand.keys):
+            some = slice(load.num_blocks, load.num_blocks + left)
+            wanted = len(errand.keys[some])
+            count = tier.load(errand.block_ids[some], errand.keys[some])
+            load.num_blocks += count
+            left -= max(count, 1)
+            if count < wanted or load.num_blocks == len(errand.keys):
                 self._loads.popleft()
                 done = wire.ErrandDone(self._rank, errand.errand_id, num_blocks=load.num_blocks)
                 self._answer(done)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from worker.arena import Arena, Piece
-from worker.kv_cache import KvCache
+from worker.arena import Piece
+from worker.kv_cache import Bytes
 
 
 def host_piece(num_blocks: int, block_bytes: int) -> Piece:
@@ -21,16 +22,32 @@ def host_piece(num_blocks: int, block_bytes: int) -> Piece:
     return Piece((num_blocks, block_bytes), np.uint8)
 
 
-class HostTier:
-    """At most `num_blocks` blocks of `cache`; the one used least recently makes way."""
+class BlockStore(Protocol):
+    """A cache, on the host or on a GPU, whose blocks can be copied out and back."""
 
-    def __init__(self, cache: KvCache, num_blocks: int, block_bytes: int, arena: Arena) -> None:
+    num_blocks: int
+
+    def read(self, block_ids: Sequence[int], outs: Sequence[Bytes]) -> None: ...
+    def write(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None: ...
+
+
+class HostTier:
+    """At most as many blocks of `cache` as `memory` has rows; the one used least recently makes
+    way."""
+
+    def __init__(self, cache: BlockStore, memory: Bytes) -> None:
+        """memory: uint8 [num_blocks, block_bytes]; of a GPU's cache it is pinned."""
         self._cache = cache
-        self._memory = arena.take("host", host_piece(num_blocks, block_bytes))
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._memory = memory
+        self._free = list(range(len(memory) - 1, -1, -1))
         self._held: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # key → place, checksum
         self.events: Counter[str] = Counter()
         """Blocks stored, loaded and lost, since somebody last cleared it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of all places."""
+        return int(self._memory.nbytes)
 
     @property
     def num_bytes(self) -> int:
@@ -39,28 +56,44 @@ class HostTier:
 
     def store(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> int:
         """Copy blocks here; return how many, all but for blocks that do not exist."""
-        for count, (block_id, key) in enumerate(zip(block_ids, keys, strict=True)):
-            if not 0 <= block_id < self._cache.num_blocks:
-                return count
-            if key not in self._held:
-                place = self._free.pop() if self._free else self._held.popitem(last=False)[1][0]
-                self._cache.read(block_id, self._memory[place])
-                self._held[key] = place, zlib.crc32(self._memory[place])
-                self.events["stored"] += 1
-            self._held.move_to_end(key)
-        return len(keys)
+        exist = [0 <= block_id < self._cache.num_blocks for block_id in block_ids]
+        count = exist.index(False) if False in exist else len(exist)
+        for start in range(0, count, len(self._memory)):  # no more at once than there is room
+            stop = min(count, start + len(self._memory))
+            self._store(block_ids[start:stop], keys[start:stop])
+        return count
 
-    def load(self, block_id: int, key: bytes) -> bool:
-        """Fill a block; return whether what is held under `key` was what had been stored."""
-        held = self._held.get(key)
-        if held is not None and zlib.crc32(self._memory[held[0]]) == held[1]:
-            self._cache.write(block_id, self._memory[held[0]])
+    def _store(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        places: dict[bytes, tuple[int, int]] = {}  # key → block, place
+        for block_id, key in zip(block_ids, keys, strict=True):
+            if key in self._held:
+                self._held.move_to_end(key)
+            elif key not in places:
+                places[key] = block_id, self._place()
+        rows = [self._memory[place] for _, place in places.values()]
+        self._cache.read([block_id for block_id, _ in places.values()], rows)
+        for (key, (_, place)), row in zip(places.items(), rows, strict=True):
+            self._held[key] = place, zlib.crc32(row)
+            self.events["stored"] += 1
+
+    def _place(self) -> int:
+        return self._free.pop() if self._free else self._held.popitem(last=False)[1][0]
+
+    def load(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> int:
+        """Fill blocks; return how many, all before the first whose content is not here or not what
+        had been stored."""
+        rows = []
+        for key in keys:
+            held = self._held.get(key)
+            if held is None or zlib.crc32(self._memory[held[0]]) != held[1]:
+                self.drop([key])
+                self.events["lost"] += 1
+                break
             self._held.move_to_end(key)
-            self.events["loaded"] += 1
-            return True
-        self.drop([key])
-        self.events["lost"] += 1
-        return False
+            rows.append(self._memory[held[0]])
+        self._cache.write(block_ids[: len(rows)], rows)
+        self.events["loaded"] += len(rows)
+        return len(rows)
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Forget; a key that is not held is no error."""

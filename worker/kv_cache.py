@@ -62,19 +62,21 @@ class KvCache:
             LayerPages(*sides[i : i + 2]) for i in range(0, len(sides), 2)
         ]
 
-    def read(self, block_id: int, out: Bytes) -> None:
-        """Copy one block out of all layers: uint8 [block_bytes]."""
-        start = 0
-        for part in self._parts(block_id):
-            out[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
-            start += part.nbytes
+    def read(self, block_ids: Sequence[int], outs: Sequence[Bytes]) -> None:
+        """Copy blocks out of all layers, each to uint8 [block_bytes]."""
+        for block_id, out in zip(block_ids, outs, strict=True):
+            start = 0
+            for part in self._parts(block_id):
+                out[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+                start += part.nbytes
 
-    def write(self, block_id: int, content: Bytes) -> None:
-        """Fill one block of all layers with what `read` has given."""
-        start = 0
-        for part in self._parts(block_id):
-            part.reshape(-1).view(np.uint8)[:] = content[start : start + part.nbytes]
-            start += part.nbytes
+    def write(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None:
+        """Fill blocks of all layers with what `read` has given."""
+        for block_id, content in zip(block_ids, contents, strict=True):
+            start = 0
+            for part in self._parts(block_id):
+                part.reshape(-1).view(np.uint8)[:] = content[start : start + part.nbytes]
+                start += part.nbytes
 
     def _parts(self, block_id: int) -> Iterator[np.ndarray[Any, Any]]:
         return (side[block_id] for layer in self.layers for side in layer)

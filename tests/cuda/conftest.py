@@ -14,7 +14,13 @@ from worker.backends.gpu import Gpu
 
 ENGINE_NEEDS = ("msgspec", "google.protobuf", "safetensors")
 ABSENT = [name for name in ENGINE_NEEDS if find_spec(name.partition(".")[0]) is None]
-NEED_THE_ENGINE = ["test_engine.py", "test_engine_int8.py", "test_memory.py"]
+NEED_THE_ENGINE = [
+    "test_engine.py",
+    "test_engine_int8.py",
+    "test_host_blocks.py",
+    "test_memory.py",
+    "test_operators.py",
+]
 collect_ignore = NEED_THE_ENGINE if ABSENT else []
 BUILD = Path(__file__).parents[2] / "build" / "emulator"
 

@@ -53,6 +53,7 @@ def small(case: Case) -> None:
     test_small_kernels.test_embedding(case, "bf16")
     test_small_kernels.test_silu_mul(case, "bf16")
     test_small_kernels.test_page_copy(case)
+    test_small_kernels.test_pages_are_gathered_and_scattered(case)
 
 
 def sampling(case: Case) -> None:

@@ -164,6 +164,13 @@ FAULTS = {
         "rope",
         "result",
     ),
+    "a page of another place": Fault(
+        "page_copy",
+        "(uint64_t(blockIdx.x) * gridDim.y + blockIdx.y) * chunks",
+        "(uint64_t(blockIdx.y) * gridDim.x + blockIdx.x) * chunks",
+        "small",
+        "result",
+    ),
     "lanes that part": Fault(
         "rms_norm",
         "squares = warp_sum(squares);",

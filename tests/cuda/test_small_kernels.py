@@ -121,3 +121,18 @@ def test_page_copy(case: Case) -> None:
     case.gpu.launch("page_copy", (2, 6), 128, (device, copies, i32(5), i32(7)))
     arena[:, 4], arena[:, 2] = arena[:, 1], arena[:, 0]
     np.testing.assert_array_equal(case.gpu.read(device), arena)
+
+
+def test_pages_are_gathered_and_scattered(case: Case) -> None:
+    """Three pages of six planes come out one after the other, and go back to other places."""
+    arena = case.rng.integers(0, 2**32, (6, 5, 133, 4), dtype=np.uint32)
+    device, sizes = case.put(arena), (i32(5), i32(133))
+    out = case.put(np.zeros((3, 6, 133, 4), np.uint32))
+    pages = case.put(np.array([4, 0, 2], np.int32))
+    case.gpu.launch("page_gather", (3, 6), 128, (out, device, pages, *sizes))
+    gathered = case.gpu.read(out)
+    np.testing.assert_array_equal(gathered, arena[:, [4, 0, 2]].swapaxes(0, 1))
+    places = case.put(np.array([1, 4, 3], np.int32))
+    case.gpu.launch("page_scatter", (3, 6), 128, (device, out, places, *sizes))
+    arena[:, [1, 4, 3]] = gathered.swapaxes(0, 1)
+    np.testing.assert_array_equal(case.gpu.read(device), arena)

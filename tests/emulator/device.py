@@ -25,6 +25,7 @@ class EmulatedGpu:
         """A device of `total_bytes`; a kernel takes KERNEL_BYTES of it with its first launch."""
         self.total_bytes = total_bytes
         self._used_bytes = 0
+        self._on_their_way: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self._library = Library(folder, kernels)
         self._kernels: dict[str, Kernel] = {}
         self.launches: list[str] = []
@@ -68,6 +69,19 @@ class EmulatedGpu:
 
     def read(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return source.copy()
+
+    def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        return np.full(num_bytes, 0xFF, np.uint8)
+
+    def read_into(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+        """Not there before `wait`."""
+        assert target.dtype == source.dtype and target.shape == source.shape
+        self._on_their_way.append((target, source.copy()))
+
+    def wait(self) -> None:
+        for target, values in self._on_their_way:
+            target[...] = values
+        self._on_their_way.clear()
 
     def launch(
         self,

@@ -29,7 +29,7 @@ def with_tier(tiny: LoadedModel, num_blocks: int) -> tuple[ModelRunner, HostTier
 
 def content(runner: ModelRunner, block_id: int) -> bytes:
     out = np.zeros(BLOCK_BYTES, np.uint8)
-    runner._cache.read(block_id, out)
+    runner._cache.read([block_id], [out])
     return out.tobytes()
 
 
@@ -38,7 +38,7 @@ def test_what_comes_back_is_what_was_stored(tiny: LoadedModel) -> None:
     assert runner.memory["host"] == 4 * BLOCK_BYTES
     before = [content(runner, block_id) for block_id in range(3)]
     assert tier.store((0, 1, 2), (b"a", b"b", b"c")) == 3
-    assert tier.load(9, b"c") and tier.load(0, b"b")
+    assert tier.load([9], [b"c"]) and tier.load([0], [b"b"])
     assert [content(runner, block_id) for block_id in (0, 1, 9)] == [
         before[1],
         before[1],
@@ -50,11 +50,11 @@ def test_what_comes_back_is_what_was_stored(tiny: LoadedModel) -> None:
 def test_the_least_recently_used_makes_way(tiny: LoadedModel) -> None:
     _, tier = with_tier(tiny, 2)
     tier.store((0, 1), (b"a", b"b"))
-    assert tier.load(5, b"a")
+    assert tier.load([5], [b"a"])
     tier.store((2, 0), (b"c", b"c"))
-    assert tier.load(5, b"a") and tier.load(5, b"c") and not tier.load(5, b"b")
+    assert tier.load([5], [b"a"]) and tier.load([5], [b"c"]) and not tier.load([5], [b"b"])
     tier.drop([b"a", b"zzz"])
-    assert not tier.load(5, b"a")
+    assert not tier.load([5], [b"a"])
     assert tier.store((99,), (b"d",)) == 0, "no such block"
 
 
@@ -63,9 +63,9 @@ def test_a_flipped_bit_is_a_loss(tiny: LoadedModel) -> None:
     tier.store((0, 1), (b"a", b"b"))
     before = content(runner, 7)
     tier._memory[tier._held[b"a"][0], 17] ^= 4
-    assert not tier.load(7, b"a") and content(runner, 7) == before
-    assert not tier.load(7, b"a"), "it is forgotten"
-    assert tier.load(7, b"b") and tier.events["lost"] == 2
+    assert not tier.load([7], [b"a"]) and content(runner, 7) == before
+    assert not tier.load([7], [b"a"]), "it is forgotten"
+    assert tier.load([7], [b"b"]) and tier.events["lost"] == 2
 
 
 @pytest.mark.parametrize("layout", ["slot", "static"])
@@ -114,6 +114,6 @@ def test_a_block_may_be_stored_while_rows_run(tiny: LoadedModel) -> None:
     expected = runner.execute(wire.ExecutePlan(0, (start(1, prompt, (0, 1, 2)),))).token_ids
     tier.store((0, 1), (b"a", b"b"))
     runner.execute(wire.ExecutePlan(1, (start(2, [9] * 40, (0, 1, 2)),), finished=(1,)))
-    assert tier.load(20, b"a") and tier.load(3, b"b")
+    assert tier.load([20], [b"a"]) and tier.load([3], [b"b"])
     again = start(3, prompt, (20, 3, 7), 3, num_computed=32)
     assert runner.execute(wire.ExecutePlan(2, (again,))).token_ids == expected

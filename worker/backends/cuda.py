@@ -141,9 +141,12 @@ class CudaBackend:
         _, num_kv_heads, head_dim = self._sizes
         return math.ceil(4 * part_floats(num_kv_heads, head_dim) * parts_per_block(block_size))
 
-    def make_cache(self, config: ModelConfig, num_blocks: int, block_size: int) -> CudaKvCache:
-        """Allocate `num_blocks` and the spare block that padded rows write to."""
-        return CudaKvCache(self._gpu, config, num_blocks, block_size, self.dtype)
+    def make_cache(
+        self, config: ModelConfig, num_blocks: int, block_size: int, num_staged: int = 0
+    ) -> CudaKvCache:
+        """Allocate `num_blocks`, the spare block that padded rows write to, and what blocks pass
+        through on their way to and from the host, `num_staged` at a time."""
+        return CudaKvCache(self._gpu, config, num_blocks, block_size, self.dtype, num_staged)
 
     @property
     def _group(self) -> int:

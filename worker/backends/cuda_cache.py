@@ -6,11 +6,11 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from worker.backends.cuda_weights import STORAGE
+from worker.backends.cuda_weights import STORAGE, upload
 from worker.backends.gpu import Array, Gpu
 from worker.models.config import ModelConfig
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from protos import worker as wire
 
 CHUNK_BYTES = 16
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class LayerPages(NamedTuple):
@@ -37,8 +38,15 @@ class CudaKvCache:
     """All pages of all layers in one allocation."""
 
     def __init__(
-        self, gpu: Gpu, config: ModelConfig, num_blocks: int, block_size: int, dtype: str
+        self,
+        gpu: Gpu,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: str,
+        num_staged: int = 0,
     ) -> None:
+        """`num_staged` blocks at a time go to and from the host; 0 = none ever does."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._gpu = gpu
@@ -59,10 +67,36 @@ class CudaKvCache:
         self._num_planes = 2 * config.num_layers
         plane_bytes = block_bytes(config, block_size, dtype) // self._num_planes
         self._chunks = plane_bytes // CHUNK_BYTES
+        one = block_bytes(config, block_size, dtype)
+        self._staged = gpu.empty(num_staged * one).reshape(num_staged, one)
 
     @property
     def num_bytes(self) -> int:
-        return int(self._raw.nbytes)
+        return int(self._raw.nbytes + self._staged.nbytes)
+
+    def read(self, block_ids: Sequence[int], outs: Sequence[Bytes]) -> None:
+        """Copy blocks out of all layers, each to uint8 [block_bytes] of pinned memory."""
+        for place in range(0, len(block_ids), len(self._staged)):
+            some = block_ids[place : place + len(self._staged)]
+            self._move("page_gather", (self._staged, self._raw), some)
+            for staged, out in zip(self._staged, outs[place:], strict=False):
+                self._gpu.read_into(out, staged)
+        self._gpu.wait()
+
+    def write(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None:
+        """Fill blocks of all layers with what `read` has given; no block is named twice."""
+        for place in range(0, len(block_ids), len(self._staged)):
+            some = block_ids[place : place + len(self._staged)]
+            for staged, content in zip(self._staged, contents[place:], strict=False):
+                self._gpu.write(staged, content)
+            self._move("page_scatter", (self._raw, self._staged), some)
+        self._gpu.wait()  # pinned memory is sent from where it lies
+
+    def _move(self, kernel: str, arrays: tuple[Array, Array], block_ids: Sequence[int]) -> None:
+        pages = upload(self._gpu, np.array(block_ids, np.int32))
+        sizes = (np.int32(self._num_pages), np.int32(self._chunks))
+        grid = (len(block_ids), self._num_planes)
+        self._gpu.launch(kernel, grid, 128, (*arrays, pages, *sizes))
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""

@@ -92,6 +92,21 @@ class CupyGpu:
         else:
             target.set(source, stream=self._stream)
 
+    def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        cuda = self._cupy.cuda
+        try:
+            # Not from CuPy's pool, which would keep it for ever.
+            memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(num_bytes), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{num_bytes} bytes of the host cannot be pinned: {error}") from error
+        return np.frombuffer(memory, np.uint8, num_bytes)
+
+    def read_into(self, target: np.ndarray[Any, Any], source: Any) -> None:
+        source.get(stream=self._stream, out=target, blocking=False)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
     def read(self, source: Any) -> np.ndarray[Any, Any]:
         values: np.ndarray[Any, Any] = self._cupy.asnumpy(source, stream=self._stream)
         self._stream.synchronize()

@@ -55,6 +55,18 @@ class Gpu(Protocol):
         """Wait for all launches so far and copy to the host."""
         ...
 
+    def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        """Return uint8 [num_bytes] of the host that copies reach fastest; raise MemoryError."""
+        ...
+
+    def read_into(self, target: np.ndarray[Any, Any], source: Array) -> None:
+        """Copy to pinned memory after all launches so far; it is there when `wait` returns."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all launches and copies so far are done."""
+        ...
+
     def launch(
         self,
         symbol: str,

@@ -81,6 +81,7 @@ def _small() -> Iterator[Instance]:
         yield Instance("linear_f32", symbol, f"linear_f32<{kind}>")
     for name, kind in (("bf16", "bf16"), ("f16", "f16"), ("int8", "int8_t")):
         yield Instance("embedding", f"embedding_packed_{name}", f"embedding_packed<{kind}>")
-    yield Instance("page_copy", "page_copy", "page_copy")
+    for kernel in ("page_copy", "page_gather", "page_scatter"):
+        yield Instance("page_copy", kernel, kernel)
     for kernel in ("sample", "edit_logits", "copy_rows", "log_softmax"):
         yield Instance("sampling", kernel, kernel)
