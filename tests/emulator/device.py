@@ -16,6 +16,30 @@ DEFAULT_BYTES = 64 * 2**30
 KERNEL_BYTES = 64 * 2**10
 
 
+class DeviceArray(np.ndarray[Any, Any]):
+    """Memory of the device: it may be cut and viewed. Computing with it on the host, or copying it
+    there behind the device's back, is a TypeError."""
+
+    __array_ufunc__ = None  # type: ignore[assignment]
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} of memory of the device")
+
+    def __getitem__(self, key: Any) -> Any:
+        parts = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(part, int | slice) for part in parts):
+            raise TypeError(f"memory of the device is cut by {key!r}")
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("memory of the device is written by the host")
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("memory of the device is read by the host")
+
+    astype = copy = tolist = item = tobytes = __float__ = __int__ = _refuse
+
+
 class EmulatedGpu:
     """Fills what it allocates with 0xff, nan in every float type."""
 
@@ -61,14 +85,15 @@ class EmulatedGpu:
         raw = np.full(num_bytes + 256, 0xFF, np.uint8)
         weakref.finalize(raw, self._give_back, num_bytes)
         start = -raw.ctypes.data % 256
-        return raw[start : start + num_bytes]
+        return raw[start : start + num_bytes].view(DeviceArray)
 
     def write(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         assert target.flags.c_contiguous and target.dtype == source.dtype
-        target[...] = source
+        target.view(np.ndarray)[...] = source
 
     def read(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return source.copy()
+        assert source.flags.c_contiguous
+        return source.view(np.ndarray).copy()
 
     def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
         return np.full(num_bytes, 0xFF, np.uint8)
@@ -76,7 +101,7 @@ class EmulatedGpu:
     def read_into(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         """Not there before `wait`."""
         assert target.dtype == source.dtype and target.shape == source.shape
-        self._on_their_way.append((target, source.copy()))
+        self._on_their_way.append((target, self.read(source)))
 
     def wait(self) -> None:
         for target, values in self._on_their_way:
@@ -101,7 +126,7 @@ class EmulatedGpu:
         for argument in arguments:
             if isinstance(argument, np.ndarray) and argument.ndim:
                 assert argument.flags.c_contiguous, symbol
-        values = tuple(a[()] if isinstance(a, np.ndarray) and not a.ndim else a for a in arguments)
+        values = tuple(_plain(argument) for argument in arguments)
         if self.recording is not None:
             self.recording.add(symbol, grid, num_threads, values, shared_bytes)
         self._kernels[symbol](grid, (num_threads,), values, shared_mem=shared_bytes)
@@ -116,3 +141,10 @@ class EmulatedGpu:
                 self.launch(*one)
 
         return replay
+
+
+def _plain(argument: Any) -> Any:
+    """Return memory as an array of NumPy's, and a structure as a scalar."""
+    if isinstance(argument, np.ndarray):
+        return argument.view(np.ndarray) if argument.ndim else argument[()]
+    return argument
