@@ -62,11 +62,8 @@ test-kernels: $(VENV)/.stamp ## prove the CUDA kernels without a GPU: oracle, co
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernels]'
 	$(PY) -m pytest --kernels tests/cuda $(ARGS)
 
-test-gpu: ## run every kernel test on this machine's GPU: GPU_PYTHON with NumPy, CuPy and pytest is enough
-	$(GPU_PYTHON) -m pytest -c tests/cuda/gpu.ini tests/cuda $(ARGS)
-	@if command -v compute-sanitizer >/dev/null; then \
-	  compute-sanitizer --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m pytest -c tests/cuda/gpu.ini tests/cuda/test_small_kernels.py; \
-	else echo "!! NOT CHECKED by compute-sanitizer: not installed here"; fi
+test-gpu: ## run every kernel test and compute-sanitizer on this machine's GPU, write bench/results: GPU_PYTHON with NumPy, CuPy and pytest is enough
+	$(GPU_PYTHON) -m tests.cuda.on_gpu $(ARGS)
 
 bench-gpu: ## time decode steps and prefills on this machine's GPU beside their floors
 	@for shape in qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b; do $(GPU_PYTHON) -m bench.gpu --shape $$shape --json $(ARGS); done

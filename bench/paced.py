@@ -98,6 +98,7 @@ class PacedModel:
     model_hash = "paced"
     grammars = NoGrammars()
     device = host_memory()
+    load_seconds: ClassVar[dict[str, float]] = {}
 
     def __init__(self, folder: Path, step_s: float) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

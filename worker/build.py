@@ -80,6 +80,11 @@ class LoadedModel:
         return self.host_kv_bytes // self._block_bytes if self.layout == "block" else 0
 
     @property
+    def load_seconds(self) -> dict[str, float]:
+        """What loading went for, where that is known; reading and packing run beside sending."""
+        return dict(self.backend.loading.seconds) if isinstance(self.backend, CudaBackend) else {}
+
+    @property
     def device(self) -> DeviceMemory:
         """What computes, and how full it is."""
         if isinstance(self.backend, CudaBackend):
@@ -249,6 +254,8 @@ def load_model(
     try:
         with _kept_packed(folder, weights, backend):
             model = Decoder(config, wiring, weights, backend)
+            if isinstance(backend, CudaBackend):
+                backend.loading.finish()
     except MemoryError as error:
         raise ValueError(f"{folder}: the weights do not fit: {error}") from error
     return LoadedModel(

@@ -136,6 +136,7 @@ class WorkerServer:
         self._state = "loading the model"
         if self._loaded is None:
             self._loaded = self._timed("load", self._load)
+            self._startup_s |= self._loaded.load_seconds
             self._metrics.watch(self._loaded.device)
         loaded = self._loaded
         kv_cache_bytes = self._timed("measure", lambda: self._kv_cache_bytes(loaded))

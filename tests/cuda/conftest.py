@@ -22,13 +22,24 @@ NEED_THE_ENGINE = [
     "test_operators.py",
 ]
 collect_ignore = NEED_THE_ENGINE if ABSENT else []
+NEED_NO_GPU = ("test_checks.py", "test_compile.py")
+"""What they prove, they prove on a machine with a compiler."""
 BUILD = Path(__file__).parents[2] / "build" / "emulator"
 
 
-def pytest_report_header() -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what a bare machine leaves out."""
-    missing = ", ".join(ABSENT)
-    return f"the engine's tests are left out: {missing} not installed" if ABSENT else ""
+    lines = []
+    if ABSENT:
+        lines = [f"left out: {', '.join(NEED_THE_ENGINE)}; {', '.join(ABSENT)} not installed"]
+    if config.getoption("--cuda"):
+        lines.append(f"left out: {', '.join(NEED_NO_GPU)}; they are for machines without a GPU")
+    return lines
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With a GPU, leave out what is no business of it."""
+    return (config.getoption("--cuda") and collection_path.name in NEED_NO_GPU) or None
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +52,12 @@ def emulator_folder() -> Path:
 @pytest.fixture(scope="session")
 def gpu(pytestconfig: pytest.Config, emulator_folder: Path) -> Gpu:
     if pytestconfig.getoption("--cuda"):
-        from worker.backends.cuda_device import CupyGpu
+        from worker.backends.cuda_device import CupyGpu, GpuMissing
 
-        return CupyGpu()
+        try:
+            return CupyGpu()
+        except GpuMissing as error:
+            pytest.exit(f"--cuda: {error}", returncode=3)
     return EmulatedGpu(emulator_folder)
 
 

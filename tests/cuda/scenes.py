@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -83,6 +84,20 @@ SCENES: dict[str, Scene] = {
 }
 
 
+def main() -> None:
+    """Play all on this machine's GPU, for whoever watches the process."""
+    from worker.backends.cuda_device import CupyGpu
+
+    gpu = CupyGpu()
+    for name in SCENES:
+        play(name, gpu)
+        sys.stdout.write(f"{name}\n")
+
+
 def play(name: str, gpu: Gpu) -> None:
     """Run one scene; raise AssertionError when a result is wrong."""
     SCENES[name](Case(gpu, name))
+
+
+if __name__ == "__main__":
+    main()

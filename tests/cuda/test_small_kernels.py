@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda_weights import pack_linear, quantized, to_storage
+from worker.backends.cuda_loading import pack_linear
+from worker.backends.cuda_weights import quantized, to_storage
 from worker.kernels.structs import HEADS
 
 DTYPES = ["f32", "bf16", pytest.param("f16", marks=pytest.mark.kernels)]

@@ -17,13 +17,13 @@ from worker.backends.cuda_attention import CudaAttention
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs, parts_per_block
 from worker.backends.cuda_linears import CudaLinears, Pending
+from worker.backends.cuda_loading import Loading, as_floats
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_step import CudaStep, make_step
 from worker.backends.cuda_weights import (
     STORAGE,
     CudaLinear,
     from_storage,
-    pack_linear,
     upload,
 )
 from worker.backends.gpu import Arena, Array, Gpu
@@ -77,7 +77,7 @@ class CudaRotary(NamedTuple):
 class CudaBackend:
     """Operators as in `backends/base.py`, for one model's sizes, on one GPU."""
 
-    takes_stored = False
+    takes_stored = True
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class CudaBackend:
         self._vocab_size = 0
         self._num_finals = 0
         self._num_rotaries = 0
+        self.loading = Loading(gpu)
         self.weight_bytes = 0
         self.graph_bytes = 0
         """Buffers of the graphs of the pass that was bound last."""
@@ -129,7 +130,8 @@ class CudaBackend:
         return CudaSampler(self._gpu, self.arena, vocab_size)
 
     def begin(self, batch: Batch) -> CudaStep:
-        """Upload a batch."""
+        """Upload a batch, and first whatever weights are not there yet."""
+        self.loading.finish()
         return make_step(self.arena, batch, self._group)
 
     @property
@@ -159,6 +161,7 @@ class CudaBackend:
 
         The last block of `caches` is spare: padded rows write there.
         """
+        self.loading.finish()
         num_blocks, block_size = caches[0].keys.shape[0] - 1, caches[0].keys.shape[2]
 
         def launch(arena: Arena, step: CudaStep) -> tuple[Array, Array, Any]:
@@ -196,7 +199,7 @@ class CudaBackend:
     def pack_vector(self, weight: Floats) -> Array:
         """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
         if weight.ndim == 1:
-            vector = upload(self._gpu, weight)
+            vector = upload(self._gpu, as_floats(weight))
             self.weight_bytes += vector.nbytes
             return vector
         return self._pack([weight], [], self._is_int8 and self._is_tied)
@@ -207,7 +210,7 @@ class CudaBackend:
     def _pack(
         self, weights: Sequence[Floats], biases: Sequence[Floats], is_int8: bool
     ) -> CudaLinear:
-        linear = pack_linear(self._gpu, self._dtype, weights, biases, is_int8)
+        linear = self.loading.linear(self._dtype, weights, biases, is_int8)
         self.weight_bytes += linear.num_bytes
         return linear
 

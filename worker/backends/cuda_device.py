@@ -6,6 +6,7 @@ when a cubin fits the chip. Knows no operator.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
 from worker.kernels.cubins import find, target_of
 from worker.kernels.instances import instances
 
-STAGING_BYTES = 64 * 2**20
+STAGING_BYTES = 16 * 2**20
 """Pinned memory that large copies go through, twice: one half fills while the other is sent."""
+STAGED_FROM_BYTES = 2**20
 PLAIN_SHARED_BYTES = 48 * 1024
 """More dynamic shared memory must be allowed kernel by kernel."""
 
@@ -38,8 +40,7 @@ class CupyGpu:
             raise GpuMissing(f"cupy is not installed: {error}") from error
         try:
             count = cupy.cuda.runtime.getDeviceCount()
-            uuids = [_properties(cupy, i)["uuid"].hex() for i in range(count)]
-            ordinal, self._lease = claim(uuids, lease_folder())
+            ordinal, self._lease = claim([_key(cupy, i) for i in range(count)], lease_folder())
             self._device = cupy.cuda.Device(ordinal)
             self._device.use()
             self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -55,7 +56,8 @@ class CupyGpu:
         self._kernels: dict[str, Any] = {}
         self._shared_bytes: dict[str, int] = {}
         self._overlaps = int(self._device.compute_capability) >= 90
-        self._staging = _Staging(cupy, self._stream)
+        self._staging = _Staging(self, cupy, self._stream)
+        self._thread = threading.get_ident()
 
     @property
     def name(self) -> str:
@@ -78,7 +80,14 @@ class CupyGpu:
         self._stream.synchronize()
         self._cupy.get_default_memory_pool().free_all_blocks()
 
+    def _enter(self) -> None:
+        """Make the device that of this thread: each thread has its own, the first one at first."""
+        if (thread := threading.get_ident()) != self._thread:
+            self._device.use()
+            self._thread = thread
+
     def empty(self, num_bytes: int) -> Any:
+        self._enter()
         try:
             return self._cupy.empty(num_bytes, np.uint8)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
@@ -87,7 +96,8 @@ class CupyGpu:
             ) from error
 
     def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
-        if source.nbytes >= STAGING_BYTES:
+        self._enter()
+        if source.nbytes >= STAGED_FROM_BYTES:
             self._staging.write(target, source)
         else:
             target.set(source, stream=self._stream)
@@ -120,6 +130,7 @@ class CupyGpu:
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
     ) -> None:
+        self._enter()
         kernel = self._kernels.get(symbol) or self._load(symbol)
         if shared_bytes > self._shared_bytes.get(symbol, PLAIN_SHARED_BYTES):
             kernel.max_dynamic_shared_size_bytes = self._shared_bytes[symbol] = shared_bytes
@@ -156,6 +167,7 @@ class CupyGpu:
             self._load(symbol)
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        self._enter()
         self._stream.begin_capture()
         try:
             launches()
@@ -168,30 +180,42 @@ class CupyGpu:
         return replay
 
 
+def _key(cupy: Any, ordinal: int) -> str:
+    """Return what tells a device from all others of a machine.
+
+    CuPy cuts a UUID off at its first zero byte; the place on the bus is whole, and the UUID tells
+    the slices of one device apart.
+    """
+    place = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
+    return f"{place}-{_properties(cupy, ordinal)['uuid'].hex()}"
+
+
 def _properties(cupy: Any, ordinal: int) -> dict[str, Any]:
     properties: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(ordinal)
     return properties
 
 
 class _Staging:
-    """Large copies through two pinned buffers, so that reading a file and sending overlap."""
+    """Large copies through two pinned buffers: one fills while the other is sent."""
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
+    def __init__(self, gpu: CupyGpu, cupy: Any, stream: Any) -> None:
+        self._gpu = gpu
         self._cupy = cupy
         self._stream = stream
-        self._buffers: list[np.ndarray[Any, Any]] = []
-        self._events: list[Any] = []
+        self._halves: list[tuple[np.ndarray[Any, Any], Any]] = []
+        self._turn = 0
 
     def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
-        if not self._buffers:
-            for _ in range(2):
-                pinned = self._cupy.cuda.alloc_pinned_memory(STAGING_BYTES)
-                self._buffers.append(np.frombuffer(pinned, np.uint8, STAGING_BYTES))
-                self._events.append(self._cupy.cuda.Event())
+        if not self._halves:
+            event = self._cupy.cuda.Event
+            self._halves = [
+                (self._gpu.pinned(STAGING_BYTES), event(disable_timing=True)) for _ in range(2)
+            ]
         flat, raw = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
-        for turn, start in enumerate(range(0, len(raw), STAGING_BYTES)):
+        for start in range(0, len(raw), STAGING_BYTES):
             piece = raw[start : start + STAGING_BYTES]
-            buffer, event = self._buffers[turn % 2], self._events[turn % 2]
+            buffer, event = self._halves[self._turn]
+            self._turn = 1 - self._turn
             event.synchronize()  # what this buffer held has been sent
             buffer[: len(piece)] = piece
             flat[start : start + len(piece)].set(buffer[: len(piece)], stream=self._stream)

@@ -5,6 +5,8 @@ Knows the names of settings and dtypes. CuPy is imported only when no device is 
 
 from __future__ import annotations
 
+import time
+
 from worker.backends.cuda import CudaBackend
 from worker.backends.gpu import Gpu
 from worker.errors import KernelError
@@ -30,8 +32,10 @@ def open_cuda(
         raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, on cuda allowed: auto, {dtype}")
     sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
     try:
+        begin = time.perf_counter()
         device = gpu or _first_gpu()
-        return CudaBackend(
+        modules_s = time.perf_counter() - begin
+        backend = CudaBackend(
             device,
             DTYPES[dtype],
             sizes,
@@ -39,6 +43,8 @@ def open_cuda(
             is_int8=quantization == "int8",
             is_tied=config.tie_word_embeddings,
         )
+        backend.loading.seconds["modules"] = modules_s
+        return backend
     except (KernelError, CubinError, CompileError) as error:
         raise ValueError(f"device cuda: {error}") from error
 

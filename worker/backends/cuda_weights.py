@@ -5,7 +5,6 @@ Knows dtypes and packing; no operator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,46 +107,7 @@ def pack_tiles(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 4))
 
 
-def pack_linear(
-    gpu: Gpu,
-    dtype: str,
-    weights: Sequence[Floats],
-    biases: Sequence[Floats] = (),
-    is_int8: bool = False,
-) -> CudaLinear:
-    """Stack weights [Ni, K]; two of one shape are a gate and an up projection, and interleaved.
-
-    dtype: of the activations, and of weights that are not to be int8.
-    """
-    num_outputs = sum(len(weight) for weight in weights)
-    is_gated = dtype != "f32" and len(weights) == 2 and weights[0].shape == weights[1].shape
-    is_gated = is_gated and len(weights[0]) % TILE == 0
-    stored: np.ndarray[Any, Any] = np.concatenate(weights)
-    vectors = {"bias": np.concatenate(biases)} if biases else {}
-    if is_int8:
-        stored, vectors["scale"] = quantized(stored)
-    else:
-        stored = to_storage(stored, dtype)
-    num_padded = num_outputs
-    if dtype != "f32":
-        stored = pack_tiles(_interleaved(stored) if is_gated else stored)
-        num_padded = len(stored) * TILE
-        for name, vector in vectors.items():
-            padded = np.pad(vector, (0, num_padded - num_outputs))
-            vectors[name] = _interleaved(padded) if is_gated else padded
-    uploaded = {name: upload(gpu, vector) for name, vector in vectors.items()}
-    return CudaLinear(
-        weight=upload(gpu, stored),
-        scale=uploaded.get("scale"),
-        bias=uploaded.get("bias"),
-        num_inputs=weights[0].shape[1],
-        num_outputs=num_outputs,
-        num_padded=num_padded,
-        is_gated=is_gated,
-    )
-
-
-def _interleaved(stacked: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def interleaved(stacked: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """[gate; up] → tiles of 16 outputs, a tile of the gate before its tile of the up projection."""
     halves = stacked.reshape(2, -1, TILE, *stacked.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(0, 1)).reshape(stacked.shape)
