@@ -1,8 +1,9 @@
 """What a GPU makes of the CUDA kernels: whole decode steps beside their floors, and prefills.
 
 Random weights of real shapes, written on the device; speed does not depend on the values. The floor
-of a decode step is its bytes (weights and keys read) over the copy bandwidth of this very run.
-Needs NumPy and CuPy alone.
+of a decode step is the sum over its operations of what costs more: bytes (weights and keys read)
+over the copy bandwidth, or products over the rate of the matrix units, both measured in this very
+run. Needs NumPy and CuPy alone.
 
     python -m bench.gpu --shape qwen2.5-1.5b --batch 1 64 --context 640 --json
 """
@@ -13,10 +14,12 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from bench import gpu_floors as floors
+from bench.gpu_floors import Shape
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_cache import CudaKvCache, block_bytes
 from worker.backends.cuda_weights import CudaLinear, upload
@@ -32,17 +35,6 @@ from worker.models.rope import Rope
 BLOCK_SIZE = 16
 DTYPE = "bf16"
 PATTERN_BYTES = 1 << 20
-
-
-class Shape(NamedTuple):
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    is_tied: bool
 
 
 SHAPES = {
@@ -127,14 +119,6 @@ def config_of(shape: Shape) -> ModelConfig:
     )
 
 
-def layer_weights(shape: Shape) -> int:
-    """Return how many weights a token of a prompt is multiplied with: all but the head."""
-    heads = shape.num_heads * shape.head_dim
-    qkv = heads + 2 * shape.num_kv_heads * shape.head_dim
-    each = shape.hidden_size * (qkv + heads + 3 * shape.intermediate_size)
-    return shape.num_layers * each
-
-
 class Model:
     """A random model on a device, and batches for it."""
 
@@ -143,13 +127,12 @@ class Model:
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.gpu = gpu
         self.shape = shape
+        self.is_int8 = is_int8
         longest = config.max_position_embeddings
         self.backend = RandomBackend(gpu, DTYPE, sizes, longest, is_int8, shape.is_tied)
         model = Decoder(config, wiring, NoWeights(config, wiring), self.backend)
         self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
         cache = CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
-        table = 0 if shape.is_tied else 2 * shape.vocab_size * shape.hidden_size
-        self.read_bytes = self.backend.weight_bytes - table  # a row of it counts for nothing
         self.kv_bytes = block_bytes(config, BLOCK_SIZE, DTYPE) / BLOCK_SIZE
         self.forward: Callable[[Batch], Any] = self.backend.bind(model, cache.layers)
 
@@ -185,54 +168,48 @@ class Model:
         return float(np.median(times[2:]))
 
 
-def copy_bandwidth(gpu: Gpu, num_bytes: int = 1 << 30) -> float:
-    """Return bytes per second of a copy on the device, reads and writes counted."""
-    chunks = num_bytes // 16
-    arena = gpu.empty(2 * num_bytes)
-    copies = gpu.empty(8).view(np.int32)
-    gpu.write(copies, np.array([0, 1], np.int32))
-    pages = 1 << 14  # as pages of one plane: many small copies at once
-    sizes = (np.int32(2 * pages), np.int32(chunks // pages))
-    pairs = gpu.empty(8 * pages).view(np.int32)
-    ends = np.stack([np.arange(pages), np.arange(pages) + pages], axis=1)
-    gpu.write(pairs, ends.astype(np.int32).reshape(-1))
-    best = 1e9
-    for _ in range(10):
-        begin = time.perf_counter()
-        gpu.launch("page_copy", (pages, 1), 128, (arena, pairs, *sizes))
-        gpu.read(copies)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * num_bytes / best
-
-
 def measure(gpu: Gpu, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row per batch size, and one for the prefill."""
     shape = SHAPES[args.shape]
     most = max(args.batch) * (args.context + 64)
     is_int8 = args.quantization == "int8"
     model = Model(gpu, shape, max(most, args.prefill + 64), is_int8)
-    bandwidth = copy_bandwidth(gpu, args.copy_bytes)
-    rows = []
-    for count in args.batch:
-        seconds = model.seconds(model.batch([1] * count, args.context), args.repeat)
-        read = model.read_bytes + count * args.context * model.kv_bytes
-        rows.append(
-            {
-                "kind": "decode", "batch": count, "context": args.context, "ms": seconds * 1e3,
-                "tokens_per_s": count / seconds, "floor_ms": read / bandwidth * 1e3,
-                "fraction_of_floor": read / bandwidth / seconds,
-                "copy_gb_per_s": bandwidth / 1e9,
-            }
-        )  # fmt: skip
-    seconds = model.seconds(model.batch([args.prefill], 0), max(args.repeat // 4, 3))
-    operations = 2 * layer_weights(shape) * args.prefill
-    rows.append(
-        {
-            "kind": "prefill", "tokens": args.prefill, "ms": seconds * 1e3,
-            "tokens_per_s": args.prefill / seconds, "tflop_per_s": operations / seconds / 1e12,
-        }
-    )  # fmt: skip
-    return rows
+    speeds = floors.measured(gpu, args.copy_bytes, args.matrix_blocks, args.matrix_rounds)
+    facts = {
+        "copy_gb_per_s": speeds.bandwidth / 1e9, "matrix_tflop_per_s": speeds.matrix_rate / 1e12,
+        "mma_tflop_per_s": speeds.mma_rate / 1e12,
+    }  # fmt: skip
+    decodes = [decode_row(model, speeds, n, args.context, args.repeat) for n in args.batch]
+    prefill = prefill_row(model, speeds, args.prefill, max(args.repeat // 4, 3))
+    return [facts | row for row in [*decodes, prefill]]
+
+
+def decode_row(
+    model: Model, speeds: floors.Speeds, batch: int, context: int, repeat: int
+) -> dict[str, Any]:
+    """Time a token of each sequence, beside what its bytes and products cost at least."""
+    seconds = model.seconds(model.batch([1] * batch, context), repeat)
+    operations = floors.decode_operations(
+        model.shape, batch, context, 1 if model.is_int8 else 2, model.kv_bytes
+    )
+    floor = speeds.floor(operations)
+    return {
+        "kind": "decode", "batch": batch, "context": context, "ms": seconds * 1e3,
+        "tokens_per_s": batch / seconds, "floor_ms": floor * 1e3,
+        "fraction_of_floor": floor / seconds,
+    }  # fmt: skip
+
+
+def prefill_row(model: Model, speeds: floors.Speeds, tokens: int, repeat: int) -> dict[str, Any]:
+    """Time a prompt, beside the rate of the matrix units."""
+    seconds = model.seconds(model.batch([tokens], 0), repeat)
+    rate = floors.prefill_flops(model.shape, tokens) / seconds
+    return {
+        "kind": "prefill", "tokens": tokens, "ms": seconds * 1e3,
+        "tokens_per_s": tokens / seconds, "tflop_per_s": rate / 1e12,
+        "fraction_of_matrix_rate": rate / speeds.matrix_rate,
+        "fraction_of_mma_rate": rate / speeds.mma_rate,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -244,6 +221,8 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=4096)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--copy-bytes", type=int, default=1 << 30)
+    parser.add_argument("--matrix-blocks", type=int, default=8192)
+    parser.add_argument("--matrix-rounds", type=int, default=256)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     from worker.backends.cuda_device import CupyGpu

@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.cuda import test_attention, test_linear, test_sampling, test_small_kernels
+from tests.cuda import (
+    test_attention,
+    test_ceilings,
+    test_linear,
+    test_sampling,
+    test_small_kernels,
+)
 from tests.cuda.case import Case
 from worker.backends.gpu import Gpu
 from worker.kernels.structs import DRAW
@@ -57,6 +63,11 @@ def small(case: Case) -> None:
     test_small_kernels.test_pages_are_gathered_and_scattered(case)
 
 
+def ceilings(case: Case) -> None:
+    test_ceilings.test_products_of_ones(case)
+    test_ceilings.test_the_widest_instruction_or_nothing(case)
+
+
 def sampling(case: Case) -> None:
     draws = np.array([(5, 0.8, -3, 0.7, 40, 0, 0), (6, 1, -np.inf, 1, 0, 1, 0)], DRAW)
     logits = case.normal(2, 1100)
@@ -73,6 +84,7 @@ SCENES: dict[str, Scene] = {
     for scene in (
         attention,
         attention_f32,
+        ceilings,
         linear,
         linear_int8,
         linear_f32,

@@ -38,8 +38,11 @@ def test_the_benchmark_measures_a_toy(gpu: Gpu, quantization: str) -> None:
         prefill=70,
         repeat=1,
         copy_bytes=1 << 18,
+        matrix_blocks=1,
+        matrix_rounds=2,
     )
     decode, more, prefill = bench.measure(gpu, args)
     assert (decode["kind"], more["batch"], prefill["tokens"]) == ("decode", 3, 70)
     assert decode["floor_ms"] > 0 < more["fraction_of_floor"]
-    assert prefill["tflop_per_s"] > 0
+    assert prefill["tflop_per_s"] > 0 < prefill["fraction_of_matrix_rate"]
+    assert decode["matrix_tflop_per_s"] >= decode["mma_tflop_per_s"] > 0

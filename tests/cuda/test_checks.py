@@ -143,6 +143,20 @@ FAULTS = {
         "small",
         "result",
     ),
+    "a product left out": Fault(
+        "ceilings",
+        "i < 32; i++) mma<bf16>",
+        "i < 31; i++) mma<bf16>",
+        "ceilings",
+        "result",
+    ),
+    "no barrier before the ones are read": Fault(
+        "ceilings",
+        "  __syncthreads();\n  float d[128]",
+        "  float d[128]",
+        "ceilings",
+        "thread",
+    ),
     "a key too many": Fault(
         "paged_attention",
         "key_position > position ||",

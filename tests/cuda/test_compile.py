@@ -16,6 +16,7 @@ from worker.kernels.nvrtc import TARGETS, CompileError, compile_stem
 
 pytestmark = [pytest.mark.kernels, pytest.mark.timeout(900)]
 WANTED = {
+    "ceilings": {"HMMA"},
     "linear": {"HMMA", "LDGSTS"},
     "linear_int8": {"HMMA", "LDGSTS"},
     "paged_attention": {"HMMA", "LDGSTS", "LDSM"},
@@ -53,6 +54,7 @@ def test_within_the_budget(stem: str, target: str, tmp_path: Path) -> None:
     found = instructions(compiled.code, tmp_path / "kernels.cubin")
     assert "EXIT" in found
     assert WANTED.get(stem, set()) <= found
+    assert ("HGMMA" in found) == ((stem, target) == ("ceilings", "sm_90a"))
     assert not (FORBIDDEN | SLOW.get(stem, set())) & found
 
 

@@ -275,6 +275,71 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 }
 #endif
 
+// wgmma m64n256k16: d[64, 256] += a[64, 16] b[256, 16]^T for four warps, from shared memory, behind the back. Both lie in
+// blocks of 8 rows and 8 columns, 128 bytes, the two of a row one after the other. Warp w holds of d rows 16w + g and
+// 16w + g + 8, and 32 times 8 columns, each as mma does. Between start and wait d is not touched.
+#if defined(CUDA_EMULATOR) || (defined(__CUDA_ARCH_FEAT_SM90_ALL) && __CUDA_ARCH__ == 900)
+#define HAS_WARPGROUP_MMA 1
+#ifndef CUDA_EMULATOR
+// From address of a tile: 128 bytes to the next 8 columns, 256 to the next 8 rows, not swizzled.
+__device__ __forceinline__ uint64_t tile_descriptor(const bf16* tile) {
+  return uint64_t(shared_address(tile) >> 4 & 0x3fff) | uint64_t(128 >> 4) << 16 | uint64_t(256 >> 4) << 32;
+}
+#endif
+__device__ __forceinline__ void warpgroup_start(float (&d)[128]) {
+#ifndef CUDA_EMULATOR
+  for (int i = 0; i < 128; i++) asm volatile("" : "+f"(d[i])::"memory");
+  asm volatile("fence.proxy.async.shared::cta;\nwgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void warpgroup_mma(float (&d)[128], const bf16* a, const bf16* b) {
+#ifndef CUDA_EMULATOR
+  asm volatile("{.reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+               "%128, %129, p, 1, 1, 0, 0;}"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                 "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                 "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                 "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+                 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+                 "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+                 "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+                 "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+                 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+                 "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+                 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+                 "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+               : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)));
+#else
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+  auto at = [](const bf16* tile, int row, int k) { return to_float(tile[row / 8 * 128 + k / 8 * 64 + row % 8 * 8 + k % 8]); };
+  for (int i = 0; i < 128; i++) {
+    const int row = warp * 16 + (lane >> 2) + (i >> 1 & 1) * 8, column = i / 4 * 8 + (lane & 3) * 2 + (i & 1);
+    float sum = 0;
+    for (int k = 0; k < 16; k++) sum += at(a, row, k) * at(b, column, k);
+    d[i] += sum;
+  }
+#endif
+}
+__device__ __forceinline__ void warpgroup_wait(float (&d)[128]) {
+#ifndef CUDA_EMULATOR
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+  for (int i = 0; i < 128; i++) asm volatile("" : "+f"(d[i])::"memory");
+#endif
+}
+#endif
+
 // Four 8x8 matrices of 16-bit values from shared memory, transposed: lane l gives the address of row l % 8 of matrix
 // l / 8 and receives of matrix j the pair (rows 2t and 2t+1, column g) in r[j].
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {

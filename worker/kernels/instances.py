@@ -83,5 +83,7 @@ def _small() -> Iterator[Instance]:
         yield Instance("embedding", f"embedding_packed_{name}", f"embedding_packed<{kind}>")
     for kernel in ("page_copy", "page_gather", "page_scatter"):
         yield Instance("page_copy", kernel, kernel)
+    for kernel in ("matrix_rate_mma", "matrix_rate_wgmma"):
+        yield Instance("ceilings", kernel, kernel)
     for kernel in ("sample", "edit_logits", "copy_rows", "log_softmax"):
         yield Instance("sampling", kernel, kernel)
