@@ -1,6 +1,7 @@
 // The packed linear at every level. See `linear.h`.
 #include "linear.h"
 
+#include "linear_walk.h"
 #include "program.h"
 #include "tiles.h"
 

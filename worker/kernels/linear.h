@@ -45,6 +45,7 @@ constexpr int64_t padded_inputs(Format format, int64_t num_inputs, int64_t group
 // What one row of activations becomes for the integer formats, one array after the other: the values,
 // `value_bytes` each (1, or 2 where the level multiplies words), a scale per group, and per group
 // what the offset of the unsigned weights adds too much: the accumulators start from its negative.
+// The rows of a tile stand side by side: [inputs / 4][rows][4], then [groups][rows] twice.
 struct QuantisedRow {
   int64_t num_groups, values_bytes, stride;
 
@@ -52,11 +53,6 @@ struct QuantisedRow {
       : num_groups(padded / group),
         values_bytes(padded * value_bytes),
         stride((values_bytes + num_groups * 8 + 63) / 64 * 64) {}
-
-  const float* scales(const uint8_t* row) const { return (const float*)(row + values_bytes); }
-  const int32_t* starts(const uint8_t* row) const {
-    return (const int32_t*)(row + values_bytes + num_groups * 4);
-  }
 };
 
 // Bytes of one panel's weights for `inputs` inputs.

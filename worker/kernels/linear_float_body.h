@@ -21,158 +21,197 @@ struct Bf16Weights {
   static Lanes odd(const uint8_t* pair) { return odd_bf16((const bf16*)pair); }
 };
 
+// The tallest tile, and how many panels of it are summed side by side: one chain for every row and
+// panel fills the registers, and every value that is read goes into several products.
+#if LANES_LEVEL == 512
+constexpr int64_t FLOAT_ROWS = 8;
+constexpr int float_width(int rows) { return rows <= 2 ? 4 : 3; }
+#elif LANES_LEVEL == 256
+constexpr int64_t FLOAT_ROWS = 6;
+constexpr int float_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#else
+constexpr int64_t FLOAT_ROWS = 4;
+constexpr int float_width(int) { return 1; }
+#endif
+
 // A rectangle of the output and the inputs of one pass over it.
 struct FloatTile {
-  const float* x;          // first row, first input of the pass
-  int64_t x_stride;
+  const float* x;          // [inputs of the pass][rows]
   const uint8_t* weights;  // first panel, first input of the pass
   int64_t panel_stride;    // bytes
   int64_t num_blocks;
-  float* out;
-  int64_t out_stride;
-  int64_t num_columns;     // valid ones, at most 16 per panel
-  const float* bias;       // null unless this pass is the last
-  bool first;              // the sums begin here
+  float* sums;             // of the passes so far
+  int64_t sums_stride;
+  Fetch fetch;
+  bool keep;               // write the weights as float32, for the tiles after this one
+  float* kept;
 };
 
-inline Lanes load_columns(const float* p, int64_t count) {
-  return count >= PANEL ? load(p) : load_part(p, count, 0.0f);
-}
-inline void store_columns(float* p, Lanes a, int64_t count) {
-  count >= PANEL ? store(p, a) : store_part(p, a, count);
-}
+// Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
+constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
+constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 
-template <class W, int ROWS, int PANELS>
-void float_tile(const FloatTile& t) {
-  constexpr int64_t BLOCK_BYTES = BLOCK / 2 * W::PAIR_BYTES, AHEAD = 2048;
+// The chains of the even inputs of block b; or those of the odd ones, with which the block is done.
+// A function of its own, so that nothing but the chains asks for registers.
+template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
+__attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
+  Fetch fetch = t.fetch;
+  const float* x = t.x + (b * BLOCK + ODD) * ROWS;
+  const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
+  float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
   for (int m = 0; m < ROWS; m++)
-    for (int p = 0; p < PANELS; p++)
-      sums[m][p] = t.first ? zero()
-                           : load_columns(t.out + m * t.out_stride + p * PANEL,
-                                          t.num_columns - p * PANEL);
-  for (int64_t b = 0; b < t.num_blocks; b++) {
-    Lanes even[ROWS][PANELS], odd[ROWS][PANELS];
-    for (int m = 0; m < ROWS; m++)
-      for (int p = 0; p < PANELS; p++) even[m][p] = odd[m][p] = zero();
-    const float* x = t.x + b * BLOCK;
-    const uint8_t* block = t.weights + b * BLOCK_BYTES;
+    for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
+  for (int i = 0; i < BLOCK / 2; i += 2) {
+    fetch.step<PANELS>();
 #pragma GCC unroll 2
-    for (int i = 0; i < BLOCK / 2; i++) {
+    for (int j = 0; j < 2; j++) {
+      Lanes weights[PANELS];
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++) {
-        const uint8_t* pair = block + p * t.panel_stride + i * W::PAIR_BYTES;
-        for (int64_t line = 0; line < W::PAIR_BYTES; line += 64)
-          __builtin_prefetch(pair + AHEAD + line);
-        Lanes a = W::even(pair), c = W::odd(pair);
+        const uint8_t* from = pair + p * t.panel_stride + j * W::PAIR_BYTES;
+        weights[p] = ODD ? W::odd(from) : W::even(from);
+        if (KEEP) store(kept + p * KEPT_STRIDE + 2 * j * PANEL, weights[p]);
+      }
 #pragma GCC unroll 16
-        for (int m = 0; m < ROWS; m++) {
-          even[m][p] = fma(splat(x[m * t.x_stride + 2 * i]), a, even[m][p]);
-          odd[m][p] = fma(splat(x[m * t.x_stride + 2 * i + 1]), c, odd[m][p]);
-        }
+      for (int m = 0; m < ROWS; m++) {
+        Lanes value = splat(x[2 * j * ROWS + m]);
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) sums[m][p] = add_product(sums[m][p], value, weights[p]);
       }
     }
+    x += 4 * ROWS, pair += 2 * W::PAIR_BYTES;
+    if (KEEP) kept += 4 * PANEL;
+  }
+  t.fetch = fetch;
 #pragma GCC unroll 16
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) sums[m][p] = sums[m][p] + (even[m][p] + odd[m][p]);
-  }
   for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) {
-      if (t.bias) sums[m][p] = sums[m][p] + load(t.bias + p * PANEL);
-      store_columns(t.out + m * t.out_stride + p * PANEL, sums[m][p], t.num_columns - p * PANEL);
+      if constexpr (ODD) {
+        float* sum = t.sums + m * t.sums_stride + p * PANEL;
+        store(sum, load(sum) + (even[m][p] + sums[m][p]));
+      } else {
+        even[m][p] = sums[m][p];
+      }
     }
 }
 
-// Rows first, `PANELS` panels at a time while as many are left.
-template <class W, int ROWS, int PANELS>
-void float_panels(FloatTile t, int64_t num_panels) {
-  for (; num_panels >= PANELS; num_panels -= PANELS) {
-    float_tile<W, ROWS, PANELS>(t);
-    t.weights += PANELS * t.panel_stride;
-    t.out += PANELS * PANEL;
-    t.num_columns -= PANELS * PANEL;
-    if (t.bias) t.bias += PANELS * PANEL;
-  }
-  if constexpr (PANELS > 1) {
-    if (num_panels > 0) float_panels<W, ROWS, 1>(t, num_panels);
+template <class W, int ROWS, int PANELS, bool KEEP>
+void float_tile(FloatTile& t) {
+  for (int64_t b = 0; b < t.num_blocks; b++) {
+    Lanes even[ROWS][PANELS];
+    add_chains<W, ROWS, PANELS, KEEP, false>(t, b, even);
+    add_chains<W, ROWS, PANELS, KEEP, true>(t, b, even);
   }
 }
 
-// The tallest tiles that fit the registers of the level: two chains for every row and panel.
-template <class W>
-int64_t float_rows(const FloatTile& t, int64_t num_rows, int64_t num_panels) {
-#if LANES_LEVEL == 512
-  if (num_rows >= 12) return float_panels<W, 12, 1>(t, num_panels), 12;
-  if (num_rows >= 8) return float_panels<W, 8, 1>(t, num_panels), 8;
-  if (num_rows >= 6) return float_panels<W, 6, 1>(t, num_panels), 6;
-  if (num_rows >= 4) return float_panels<W, 4, 2>(t, num_panels), 4;
-#endif
-  if (num_rows >= 3) return float_panels<W, 3, LANES_LEVEL == 512 ? 2 : 1>(t, num_panels), 3;
-  if (num_rows == 2) return float_panels<W, 2, LANES_LEVEL == 512 ? 2 : 1>(t, num_panels), 2;
-  return float_panels<W, 1, LANES_LEVEL == 512 ? 4 : 2>(t, num_panels), 1;
+// One tile over all panels of a piece, side by side while as many are left.
+template <class W, int ROWS, bool KEEP>
+void float_panels(FloatTile& t, int64_t num_panels) {
+  constexpr int WIDTH = float_width(ROWS);
+  Fetch begin = t.fetch;
+  for (int64_t p = 0, done; p < num_panels; p += done) {
+    done = num_panels - p >= WIDTH ? WIDTH : 1;
+    t.fetch = begin.moved(p);
+    done == WIDTH ? float_tile<W, ROWS, WIDTH, KEEP>(t) : float_tile<W, ROWS, 1, KEEP>(t);
+    t.fetch = t.fetch.moved(-p);
+    t.weights += done * t.panel_stride;
+    if (KEEP) t.kept += done * KEPT_STRIDE;
+    t.sums += done * PANEL;
+  }
 }
 
-// Activations as the products take them: rounded for BF16, inputs filled up to whole blocks.
+template <class W, int ROWS = FLOAT_ROWS>
+void float_rows(FloatTile& t, int64_t num_rows, int64_t num_panels) {
+  if constexpr (ROWS > 1) {
+    if (num_rows < ROWS) return float_rows<W, ROWS - 1>(t, num_rows, num_panels);
+  }
+  if constexpr (W::FORMAT != Format::F32 && 2 * ROWS >= FLOAT_ROWS) {
+    if (t.keep) return float_panels<W, ROWS, true>(t, num_panels);
+  }
+  float_panels<W, ROWS, false>(t, num_panels);
+}
+
+// Inputs first..end-1 of some rows as the products take them: side by side, rounded for BF16, filled
+// up with zeros. out: [inputs][rows]
 template <class W>
-void prepare_row(const float* x, float* out, int64_t num_inputs, int64_t padded) {
-  int64_t k = 0;
-  for (; k + 16 <= num_inputs; k += 16) {
-    if (W::FORMAT == Format::BF16) {
-      bf16 rounded[16];
-      store_bf16(rounded, load(x + k));
-      store(out + k, load_bf16(rounded));
+void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64_t first,
+                  int64_t end, float* out) {
+  for (int64_t k = first; k < end; k += 16)
+    for (int64_t m = 0; m < num_rows; m++) {
+      const float* x = a.x + (row + m) * a.num_inputs + k;
+      Lanes values = k + 16 <= a.num_inputs ? load(x) : load_part(x, a.num_inputs - k, 0.0f);
+      float strip[16];
+      if (W::FORMAT == Format::BF16) {
+        bf16 rounded[16];
+        store_bf16(rounded, values);
+        values = load_bf16(rounded);
+      }
+      store(strip, values);
+      for (int64_t i = 0; i < 16; i++) out[(k + i) * num_rows + m] = strip[i];
+    }
+}
+
+// One piece for rows first..first+num_rows-1. The first tile keeps its weights for the others.
+template <class W>
+void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
+                 const Piece& next, int64_t padded) {
+  alignas(64) float kept[MOST_WIDTH * KEPT_STRIDE];
+  int64_t stride = panel_bytes(W::FORMAT, padded);
+  const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
+  const uint8_t* wanted = weights;
+  if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
+  Tiles tiles(num_rows, FLOAT_ROWS);
+  bool keep = W::FORMAT != Format::F32 && tiles.count > 1;
+  Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
+              tiles.count);
+  for (int64_t tile = 0; tile < tiles.count; tile++) {
+    int64_t row = first + tiles.first(tile), rows = tiles.height(tile);
+    TileSums sums(a, row, rows, now);
+    FloatTile t{(const float*)a.scratch + row * padded + now.k * rows,
+                weights,
+                stride,
+                now.num_inputs / BLOCK,
+                sums.at,
+                sums.stride,
+                fetch,
+                keep,
+                kept};
+    if (keep && tile > 0) {
+      t.weights = (const uint8_t*)kept, t.panel_stride = KEPT_STRIDE * 4;
+      float_rows<F32Weights>(t, rows, now.num_panels);
     } else {
-      store(out + k, load(x + k));
+      float_rows<W>(t, rows, now.num_panels);
     }
-  }
-  for (; k < padded; k++) {
-    float value = k < num_inputs ? x[k] : 0.0f;
-    out[k] = W::FORMAT == Format::BF16 ? from_bf16(to_bf16(value)) : value;
+    fetch = t.fetch;
+    if (now.k + now.num_inputs == padded)
+      sums.finish([&](Lanes sum, int64_t panel) {
+        return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
+      });
+    else
+      sums.keep();
   }
 }
 
 template <class W>
 void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  constexpr int64_t ROWS_PER_PASS = 384, INPUTS_PER_PASS = 512;
+  constexpr int64_t INPUTS_PER_STRIP = 1024, CACHED = 1 << 18;  // activations
   int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, 0);
-  const float* x = a.x;
-  if (W::FORMAT == Format::BF16 || padded != a.num_inputs) {
-    float* prepared = (float*)a.scratch;
-    x = prepared;
-    int64_t rows = num_rows <= 8 ? num_rows : 8;
-    run.pool.each(ceil_div(num_rows, rows), [&](int64_t piece, int) {
-      for (int64_t m = piece * rows; m < min_of(num_rows, (piece + 1) * rows); m++)
-        prepare_row<W>(a.x + m * a.num_inputs, prepared + m * padded, a.num_inputs, padded);
+  for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
+    int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
+    Tiles tiles(rows, FLOAT_ROWS);
+    int64_t strip = rows == 1 ? padded : INPUTS_PER_STRIP, strips = ceil_div(padded, strip);
+    run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
+      int64_t row = first + tiles.first(piece / strips), k = piece % strips * strip;
+      prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
+                      (float*)a.scratch + row * padded);
+    });
+    int64_t width = float_width(int(tiles.height(tiles.count - 1)));
+    int64_t pass = tiles.count == 1 ? FLOAT_PASS : KEPT_INPUTS;
+    Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
+    walk(run, order, [&](const Piece& now, const Piece& next) {
+      float_piece<W>(a, first, rows, now, next, padded);
     });
   }
-  int64_t num_panels = ceil_div(a.num_outputs, PANEL);
-  int64_t chunk = panels_per_piece(num_panels, run.pool.num_threads());
-  int64_t stride = panel_bytes(W::FORMAT, padded);
-  run.pool.each(ceil_div(num_panels, chunk), [&](int64_t piece, int) {
-    int64_t first = piece * chunk, panels = min_of(chunk, num_panels - first);
-    for (int64_t row = 0; row < num_rows; row += ROWS_PER_PASS) {
-      int64_t rows = min_of(ROWS_PER_PASS, num_rows - row);
-      int64_t step = rows <= 2 ? padded : INPUTS_PER_PASS;
-      for (int64_t k = 0; k < padded; k += step) {
-        int64_t inputs = min_of(step, padded - k);
-        int64_t together = rows <= 4 ? 4 : 1;
-        for (int64_t p = first; p < first + panels; p += together)
-          for (int64_t m = row, left = rows; left > 0;) {
-            FloatTile t{x + m * padded + k,
-                        padded,
-                        a.weight + p * stride + panel_bytes(W::FORMAT, k),
-                        stride,
-                        inputs / BLOCK,
-                        a.out + m * a.num_outputs + p * PANEL,
-                        a.num_outputs,
-                        a.num_outputs - p * PANEL,
-                        a.bias && k + inputs == padded ? a.bias + p * PANEL : nullptr,
-                        k == 0};
-            int64_t done = float_rows<W>(t, left, min_of(together, first + panels - p));
-            m += done, left -= done;
-          }
-      }
-    }
-  });
 }

@@ -13,130 +13,142 @@ struct Int4Weights {
   static constexpr int32_t OFFSET = 8;
 };
 
-// A rectangle of the output and the groups of one pass over it.
-struct IntTile {
-  const uint8_t* x;        // first quantised row
-  QuantisedRow layout;
-  const uint8_t* weights;  // first panel, first group of the pass
-  int64_t panel_stride;    // bytes
-  const uint8_t* scales;   // of the first panel
-  int64_t first_group;
-  int64_t num_groups;
-  int64_t group;
-  float* out;
-  int64_t out_stride;
-  int64_t num_columns;     // valid ones, at most 16 per panel
-  const float* bias;
-  bool last;               // scale and add the bias
+// Weights of INT4 that a tile has made bytes of, for those after it.
+struct Int4Bytes {
+  static constexpr Format FORMAT = Format::INT4;
+  static constexpr int64_t LINE_INPUTS = 4;
 };
 
-// Exact sums of products over one group.
-template <class W, int ROWS, int PANELS>
-inline void group_sums(const IntTile& t, int64_t group, const uint8_t* weights,
-                       Ints (&sums)[ROWS][PANELS]) {
-  constexpr int64_t AHEAD = 2048;
-  for (int m = 0; m < ROWS; m++) {
-    int32_t start = t.layout.starts(t.x + m * t.layout.stride)[group];
-    for (int p = 0; p < PANELS; p++) sums[m][p] = splat(start);
-  }
-  const Activation* x = (const Activation*)t.x + group * t.group;
-  int64_t x_stride = t.layout.stride / int64_t(sizeof(Activation));
-  int64_t num_lines = t.group / W::LINE_INPUTS;
-#pragma GCC unroll 2
-  for (int64_t i = 0; i < num_lines; i++, x += W::LINE_INPUTS) {
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-      const uint8_t* line = weights + p * t.panel_stride + i * 64;
-      __builtin_prefetch(line + AHEAD);
-      if constexpr (W::FORMAT == Format::INT8) {
-        Bytes a = bytes(line);
-#pragma GCC unroll 16
-        for (int m = 0; m < ROWS; m++) sums[m][p] = dot(sums[m][p], a, x + m * x_stride);
-      } else {
-        Bytes low = low_halves(line), high = high_halves(line);
-#pragma GCC unroll 16
-        for (int m = 0; m < ROWS; m++) {
-          sums[m][p] = dot(sums[m][p], low, x + m * x_stride);
-          sums[m][p] = dot(sums[m][p], high, x + m * x_stride + 4);
-        }
-      }
-    }
-  }
-}
-
-// One group more: int8 has one scale per output and takes it last, int4 one per group.
-template <class W>
-inline Lanes add_group(Lanes total, Lanes sum, float x_scale, Lanes weight_scale) {
-  if constexpr (W::FORMAT == Format::INT8) return fma(sum, splat(x_scale), total);
-  return fma(sum * splat(x_scale), weight_scale, total);
-}
-
-inline Lanes group_scales(const IntTile& t, int64_t panel, int64_t group) {
-  return load_bf16((const bf16*)t.scales + (panel * t.layout.num_groups + group) * PANEL);
-}
-
-template <class W>
-inline Lanes finished(const IntTile& t, Lanes total, int64_t panel) {
-  if (W::FORMAT == Format::INT8) total = total * load((const float*)t.scales + panel * PANEL);
-  return t.bias ? total + load(t.bias + panel * PANEL) : total;
-}
-
-template <class W, int ROWS, int PANELS>
-void int_tile(const IntTile& t) {
-  Lanes totals[ROWS][PANELS];
-  for (int m = 0; m < ROWS; m++)
-    for (int p = 0; p < PANELS; p++)
-      totals[m][p] = t.first_group == 0 ? zero()
-                                        : load_columns(t.out + m * t.out_stride + p * PANEL,
-                                                       t.num_columns - p * PANEL);
-  int64_t group_bytes = panel_bytes(W::FORMAT, t.group);
-  for (int64_t g = 0; g < t.num_groups; g++) {
-    int64_t group = t.first_group + g;
-    Ints sums[ROWS][PANELS];
-    group_sums<W, ROWS, PANELS>(t, group, t.weights + g * group_bytes, sums);
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-      Lanes scale = W::FORMAT == Format::INT4 ? group_scales(t, p, group) : zero();
-#pragma GCC unroll 16
-      for (int m = 0; m < ROWS; m++) {
-        float x_scale = t.layout.scales(t.x + m * t.layout.stride)[group];
-        totals[m][p] = add_group<W>(totals[m][p], to_lanes(sums[m][p]), x_scale, scale);
-      }
-    }
-  }
-  for (int m = 0; m < ROWS; m++)
-    for (int p = 0; p < PANELS; p++)
-      store_columns(t.out + m * t.out_stride + p * PANEL,
-                    t.last ? finished<W>(t, totals[m][p], p) : totals[m][p],
-                    t.num_columns - p * PANEL);
-}
-
-template <class W, int ROWS, int PANELS>
-void int_panels(IntTile t, int64_t num_panels) {
-  int64_t scale_bytes = W::FORMAT == Format::INT8 ? PANEL * 4 : t.layout.num_groups * PANEL * 2;
-  for (; num_panels >= PANELS; num_panels -= PANELS) {
-    int_tile<W, ROWS, PANELS>(t);
-    t.weights += PANELS * t.panel_stride;
-    t.scales += PANELS * scale_bytes;
-    t.out += PANELS * PANEL;
-    t.num_columns -= PANELS * PANEL;
-    if (t.bias) t.bias += PANELS * PANEL;
-  }
-  if constexpr (PANELS > 1) {
-    if (num_panels > 0) int_panels<W, ROWS, 1>(t, num_panels);
-  }
-}
-
-template <class W>
-int64_t int_rows(const IntTile& t, int64_t num_rows, int64_t num_panels) {
+// As in `linear_float_body.h`: one sum for every row and panel fills the registers.
 #if LANES_LEVEL == 512
-  if (num_rows >= 12) return int_panels<W, 12, 1>(t, num_panels), 12;
-  if (num_rows >= 8) return int_panels<W, 8, 1>(t, num_panels), 8;
-  if (num_rows >= 4) return int_panels<W, 4, 2>(t, num_panels), 4;
-  if (num_rows >= 2) return int_panels<W, 2, 4>(t, num_panels), 2;
+constexpr int64_t INT_ROWS = 8;
+constexpr int int_width(int rows) { return rows <= 2 ? 4 : 3; }
+#else
+constexpr int64_t INT_ROWS = 4;
+constexpr int int_width(int) { return 1; }
 #endif
-  if (num_rows >= 3) return int_panels<W, 3, 1>(t, num_panels), 3;
-  return int_panels<W, 1, LANES_LEVEL == 512 ? 4 : 1>(t, num_panels), 1;
+
+// One group more.
+template <class W>
+inline Lanes scaled(Lanes sum, Lanes products, Lanes x_scale, Lanes weight_scale) {
+  if constexpr (W::FORMAT == Format::INT8) return fma(products, x_scale, sum);
+  return fma(products * x_scale, weight_scale, sum);
+}
+
+// A rectangle of the output and the groups of one pass over it.
+struct IntTile {
+  const Activation* x;     // [inputs of the pass / 4][rows][4]
+  const float* x_scales;   // [groups][rows]
+  const int32_t* starts;   // [groups][rows]
+  const uint8_t* weights;  // first panel, first group of the pass
+  int64_t panel_stride;    // bytes
+  const bf16* scales;      // of INT4: [groups][16]
+  int64_t scales_stride;   // from panel to panel
+  int64_t num_groups;
+  int64_t group;
+  float* sums;             // of the passes so far
+  int64_t sums_stride;
+  Fetch fetch;
+  bool keep;               // write the weights as bytes, for the tiles after this one
+  uint8_t* kept;
+};
+
+constexpr int64_t INT_PASS = 512;                  // inputs of a piece
+constexpr int64_t KEPT_BYTES = INT_PASS * PANEL;  // of a panel
+
+// sums[m][p] += weights[p] · x[m]
+template <int ROWS, int PANELS>
+inline void add_products(Ints (&sums)[ROWS][PANELS], const Bytes (&weights)[PANELS],
+                         const Activation* x) {
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) sums[m][p] = dot(sums[m][p], weights[p], x + 4 * m);
+}
+
+// Exact sums of products over group g, then one step more of the sums of all groups: int8 has one
+// scale per output and takes it last, int4 one per group.
+template <class W, int ROWS, int PANELS, bool KEEP>
+__attribute__((noinline)) void add_group(IntTile& t, int64_t g) {
+  Fetch fetch = t.fetch;
+  int64_t num_lines = t.group / W::LINE_INPUTS;
+  const Activation* x = t.x + g * t.group * ROWS;
+  const uint8_t* line = t.weights + g * num_lines * 64;
+  uint8_t* kept = KEEP ? t.kept + g * t.group * PANEL : nullptr;
+  Ints sums[ROWS][PANELS];
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) sums[m][p] = splat(t.starts[g * ROWS + m]);
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < num_lines; i++) {
+    fetch.step<PANELS>();
+    Bytes weights[PANELS];
+    if constexpr (W::LINE_INPUTS == 4) {
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) weights[p] = bytes(line + p * t.panel_stride);
+    } else {
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        weights[p] = low_halves(line + p * t.panel_stride);
+        if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
+      }
+      add_products(sums, weights, x);
+      x += 4 * ROWS;
+      if (KEEP) kept += 64;
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        weights[p] = high_halves(line + p * t.panel_stride);
+        if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
+      }
+    }
+    add_products(sums, weights, x);
+    x += 4 * ROWS, line += 64;
+    if (KEEP) kept += 64;
+  }
+  t.fetch = fetch;
+  Lanes scales[PANELS];
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; p++)
+    if (W::FORMAT == Format::INT4) scales[p] = load_bf16(t.scales + p * t.scales_stride + g * PANEL);
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++) {
+    Lanes x_scale = splat(t.x_scales[g * ROWS + m]);
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) {
+      float* sum = t.sums + m * t.sums_stride + p * PANEL;
+      store(sum, scaled<W>(load(sum), to_lanes(sums[m][p]), x_scale, scales[p]));
+    }
+  }
+}
+
+// One tile over all panels of a piece, side by side while as many are left.
+template <class W, int ROWS, bool KEEP>
+void int_panels(IntTile& t, int64_t num_panels) {
+  constexpr int WIDTH = int_width(ROWS);
+  Fetch begin = t.fetch;
+  for (int64_t p = 0, done; p < num_panels; p += done) {
+    done = num_panels - p >= WIDTH ? WIDTH : 1;
+    t.fetch = begin.moved(p);
+    for (int64_t g = 0; g < t.num_groups; g++)
+      done == WIDTH ? add_group<W, ROWS, WIDTH, KEEP>(t, g) : add_group<W, ROWS, 1, KEEP>(t, g);
+    t.fetch = t.fetch.moved(-p);
+    t.weights += done * t.panel_stride;
+    t.scales += done * t.scales_stride;
+    if (KEEP) t.kept += done * KEPT_BYTES;
+    t.sums += done * PANEL;
+  }
+}
+
+template <class W, int ROWS = INT_ROWS>
+void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
+  if constexpr (ROWS > 1) {
+    if (num_rows < ROWS) return int_rows<W, ROWS - 1>(t, num_rows, num_panels);
+  }
+  if constexpr (W::LINE_INPUTS == 8 && 2 * ROWS >= INT_ROWS) {
+    if (t.keep) return int_panels<W, ROWS, true>(t, num_panels);
+  }
+  int_panels<W, ROWS, false>(t, num_panels);
 }
 
 // The largest size of a group as bits: integers compare like the floats they are, and what is not
@@ -169,63 +181,116 @@ inline float quantise_values(const float* x, int64_t count, int64_t group, int8_
   return finite ? (most > TINY ? most / 127.0f : 0.0f) : from_bits(0x7fc00000);
 }
 
+// A tile of activations in scratch memory, see `QuantisedRow`: of each array that of all its rows.
+struct QuantisedTile {
+  uint8_t* at;
+  int64_t num_rows;
+
+  QuantisedTile(const LinearArguments& a, int64_t first, const Tiles& tiles, int64_t tile,
+                int64_t padded)
+      : num_rows(tiles.height(tile)), layout_(padded, a.group, sizeof(Activation)) {
+    at = a.scratch + (first + tiles.first(tile)) * layout_.stride;
+  }
+
+  float* scales() const { return (float*)(at + num_rows * layout_.values_bytes); }
+  int32_t* starts() const { return (int32_t*)(scales() + num_rows * layout_.num_groups); }
+
+ private:
+  QuantisedRow layout_;
+};
+
+// Groups first..end-1 of one row into its tile.
 template <class W>
-void quantise_row(const LinearArguments& a, const QuantisedRow& layout, const float* x,
-                  uint8_t* out) {
-  float* scales = const_cast<float*>(layout.scales(out));
-  int32_t* starts = const_cast<int32_t*>(layout.starts(out));
-  for (int64_t g = 0; g < layout.num_groups; g++) {
-    int64_t first = g * a.group;
+void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t row, int64_t m,
+                  int64_t first, int64_t end) {
+  for (int64_t g = first; g < end; g++) {
     int8_t values[128];
     int32_t sum;
-    scales[g] = quantise_values(x + first, min_of(a.group, a.num_inputs - first), a.group, values,
-                                &sum);
-    starts[g] = -W::OFFSET * sum;
-    Activation* to = (Activation*)out + first;
-    for (int64_t k = 0; k < a.group; k++) to[k] = values[k / 4 * 4 + ACTIVATION_ORDER[k % 4]];
+    int64_t k = g * a.group;
+    tile.scales()[g * tile.num_rows + m] = quantise_values(
+        a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group, values, &sum);
+    tile.starts()[g * tile.num_rows + m] = -W::OFFSET * sum;
+    Activation* to = (Activation*)tile.at + k * tile.num_rows + 4 * m;
+    for (int64_t i = 0; i < a.group; i += 4, to += 4 * tile.num_rows)
+      for (int64_t j = 0; j < 4; j++) to[j] = values[i + ACTIVATION_ORDER[j]];
+  }
+}
+
+// One piece for rows first..first+num_rows-1. Of INT4 the first tile keeps its weights for the others.
+template <class W>
+void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
+               const Piece& next, int64_t padded) {
+  constexpr bool HALVES = W::FORMAT == Format::INT4;
+  alignas(64) uint8_t kept[HALVES ? MOST_WIDTH * KEPT_BYTES : 1];
+  int64_t stride = panel_bytes(W::FORMAT, padded), num_groups = padded / a.group;
+  int64_t scale_bytes = HALVES ? num_groups * PANEL * 2 : 0;
+  const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
+  const uint8_t* scales = a.scales + now.panel * scale_bytes + now.k / a.group * PANEL * 2;
+  const uint8_t* wanted = weights;
+  if (next.num_panels) {
+    wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
+    const uint8_t* soon = a.scales + next.panel * scale_bytes + next.k / a.group * PANEL * 2;
+    for (int64_t p = 0; HALVES && p < next.num_panels; p++)
+      for (int64_t i = 0; i < next.num_inputs / a.group * PANEL * 2; i += 64)
+        __builtin_prefetch(soon + p * scale_bytes + i, 0, 2);
+  }
+  Tiles tiles(num_rows, INT_ROWS);
+  bool keep = HALVES && tiles.count > 1;
+  Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, 64,
+              keep ? 2 * tiles.count - 1 : tiles.count);
+  for (int64_t i = 0; i < tiles.count; i++) {
+    int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
+    QuantisedTile x(a, first, tiles, i, padded);
+    TileSums sums(a, row, rows, now);
+    bool kept_before = keep && i > 0;
+    IntTile t{(const Activation*)x.at + now.k * rows,
+              x.scales() + group * rows,
+              x.starts() + group * rows,
+              kept_before ? kept : weights,
+              kept_before ? KEPT_BYTES : stride,
+              (const bf16*)scales,
+              scale_bytes / 2,
+              now.num_inputs / a.group,
+              a.group,
+              sums.at,
+              sums.stride,
+              fetch,
+              keep,
+              kept};
+    if constexpr (HALVES) {
+      if (kept_before) int_rows<Int4Bytes>(t, rows, now.num_panels);
+    }
+    if (!kept_before) int_rows<W>(t, rows, now.num_panels);
+    fetch = t.fetch;
+    if (now.k + now.num_inputs < padded) {
+      sums.keep();
+      continue;
+    }
+    sums.finish([&](Lanes sum, int64_t panel) {
+      if (!HALVES) sum = sum * load((const float*)a.scales + panel * PANEL);
+      return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
+    });
   }
 }
 
 template <class W>
 void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  constexpr int64_t ROWS_PER_PASS = 384, INPUTS_PER_PASS = 2048;
-  int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, a.group);
-  QuantisedRow layout(padded, a.group, sizeof(Activation));
-  int64_t together = num_rows <= 8 ? num_rows : 8;
-  run.pool.each(ceil_div(num_rows, together), [&](int64_t piece, int) {
-    for (int64_t m = piece * together; m < min_of(num_rows, (piece + 1) * together); m++)
-      quantise_row<W>(a, layout, a.x + m * a.num_inputs, a.scratch + m * layout.stride);
-  });
-  int64_t num_panels = ceil_div(a.num_outputs, PANEL), num_groups = layout.num_groups;
-  int64_t chunk = panels_per_piece(num_panels, run.pool.num_threads());
-  int64_t stride = panel_bytes(W::FORMAT, padded);
-  int64_t scale_bytes = W::FORMAT == Format::INT8 ? PANEL * 4 : num_groups * PANEL * 2;
-  run.pool.each(ceil_div(num_panels, chunk), [&](int64_t piece, int) {
-    int64_t first = piece * chunk, panels = min_of(chunk, num_panels - first);
-    for (int64_t row = 0; row < num_rows; row += ROWS_PER_PASS) {
-      int64_t rows = min_of(ROWS_PER_PASS, num_rows - row);
-      int64_t step = rows <= 4 ? num_groups : INPUTS_PER_PASS / a.group;
-      for (int64_t g = 0; g < num_groups; g += step) {
-        int64_t groups = min_of(step, num_groups - g), width = rows <= 7 ? 4 : 1;
-        for (int64_t p = first; p < first + panels; p += width)
-          for (int64_t m = row, left = rows; left > 0;) {
-            IntTile t{a.scratch + m * layout.stride,
-                      layout,
-                      a.weight + p * stride + panel_bytes(W::FORMAT, g * a.group),
-                      stride,
-                      a.scales + p * scale_bytes,
-                      g,
-                      groups,
-                      a.group,
-                      a.out + m * a.num_outputs + p * PANEL,
-                      a.num_outputs,
-                      a.num_outputs - p * PANEL,
-                      a.bias ? a.bias + p * PANEL : nullptr,
-                      g + groups == num_groups};
-            int64_t done = int_rows<W>(t, left, min_of(width, first + panels - p));
-            m += done, left -= done;
-          }
-      }
-    }
-  });
+  constexpr int64_t GROUPS_PER_STRIP = 4, CACHED = 1 << 20;  // activations
+  int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, a.group), num_groups = padded / a.group;
+  for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
+    int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
+    Tiles tiles(rows, INT_ROWS);
+    int64_t strip = rows == 1 ? num_groups : GROUPS_PER_STRIP, strips = ceil_div(num_groups, strip);
+    run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
+      int64_t row = first + tiles.first(piece / strips), group = piece % strips * strip;
+      QuantisedTile x(a, first, tiles, piece / strips, padded);
+      for (int64_t m = 0; m < x.num_rows; m++)
+        quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
+    });
+    int64_t width = int_width(int(tiles.height(tiles.count - 1)));
+    Order order(ceil_div(a.num_outputs, PANEL), padded, width, INT_PASS, CACHED / rows);
+    walk(run, order, [&](const Piece& now, const Piece& next) {
+      int_piece<W>(a, first, rows, now, next, padded);
+    });
+  }
 }

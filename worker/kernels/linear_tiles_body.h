@@ -227,7 +227,8 @@ void quad_pass(const LinearArguments& a, const QuantisedTiles& layout, const Qua
       for (int64_t m = 0; m < rows; m++) {
         Ints sum = add(load_ints(sums[p][m]), splat(layout.starts(a.scratch, row + m)[now]));
         float x_scale = layout.scales(a.scratch, row + m)[now];
-        store(totals[p][m], add_group<W>(load(totals[p][m]), to_lanes(sum), x_scale, scale));
+        store(totals[p][m],
+              scaled<W>(load(totals[p][m]), to_lanes(sum), splat(x_scale), scale));
       }
     }
   }

@@ -13,7 +13,7 @@ struct Run {
 
 using Kernel = void (*)(const Run&, const Op&);
 
-constexpr int64_t ROWS_PER_PIECE = 8;
+constexpr int64_t ROWS_PER_PIECE = 2;
 
 // Call row(t) for every row the operator runs over.
 template <class Row>

@@ -1,0 +1,184 @@
+// How the threads of a linear share its panels, and in which order each goes through the weights.
+#pragma once
+#include <atomic>
+
+#include "program.h"
+
+namespace millrace {
+
+// Some panels, and a pass over some of their inputs: what is computed for all rows in one go.
+struct Piece {
+  int64_t panel, num_panels;  // none: there is no more to do
+  int64_t k, num_inputs;
+};
+
+// Sizes of the walk.
+struct Order {
+  int64_t num_panels;
+  int64_t num_inputs;  // padded
+  int64_t width;       // panels of a piece, side by side
+  int64_t pass;        // inputs of a piece
+  int64_t block;       // whole passes: of those of a unit, the inputs done before any later one
+  int64_t unit;        // panels that a thread takes at a time
+
+  // `cached` inputs of all rows stay in the second cache. Where those of the model are more, many
+  // panels go by before the next ones are fetched.
+  Order(int64_t num_panels, int64_t num_inputs, int64_t width, int64_t pass, int64_t cached)
+      : num_panels(num_panels),
+        num_inputs(num_inputs),
+        width(width),
+        pass(pass),
+        block(max_of(1, cached / pass) * pass),
+        unit(block < num_inputs ? 8 * width : width) {}
+};
+
+// One run of panels per thread. A thread takes from the front of its own, so that it reads memory in
+// long stretches and knows what comes next; without any left it takes from the back of the others',
+// so that a thread which the system holds back costs at most what it has taken.
+class Shares {
+ public:
+  static constexpr int64_t MOST = 256;
+
+  Shares(int64_t num_panels, int64_t count) : count_(count) {
+    for (int64_t i = 0; i < count; i++)
+      runs_[i].store(joined(num_panels * i / count, num_panels * (i + 1) / count));
+  }
+
+  // At most `most` panels for the thread whose run is number `own`.
+  Piece take(int64_t own, int64_t most) {
+    Piece taken = take_of(runs_[own], most, false);
+    for (int64_t i = 1; i < count_ && taken.num_panels == 0; i++)
+      taken = take_of(runs_[(own + i) % count_], most, true);
+    return taken;
+  }
+
+ private:
+  using RunOfPanels = std::atomic<uint64_t>;  // the first in the lower half, the end in the upper
+
+  static uint64_t joined(int64_t first, int64_t end) { return uint64_t(first) | uint64_t(end) << 32; }
+
+  static Piece take_of(RunOfPanels& run, int64_t most, bool from_back) {
+    uint64_t seen = run.load(std::memory_order_relaxed);
+    for (;;) {
+      int64_t first = int64_t(seen & 0xffffffff), end = int64_t(seen >> 32);
+      int64_t count = min_of(most, end - first);
+      uint64_t rest = from_back ? joined(first, end - count) : joined(first + count, end);
+      if (count == 0 || run.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
+        return {from_back ? end - count : first, count, 0, 0};
+    }
+  }
+
+  int64_t count_;
+  alignas(64) RunOfPanels runs_[MOST];
+};
+
+// The pieces of one thread.
+class Walk {
+ public:
+  Walk(Shares& shares, const Order& order, int64_t own) : shares_(shares), order_(order), own_(own) {}
+
+  Piece next() {
+    now_.k += order_.pass;
+    if (now_.k >= min_of(block_ + order_.block, order_.num_inputs)) {
+      now_.panel += order_.width;
+      now_.k = block_;
+    }
+    if (now_.panel >= end_) {
+      block_ += order_.block;
+      now_.panel = first_;
+      now_.k = block_;
+    }
+    if (block_ >= order_.num_inputs) take();
+    now_.num_panels = min_of(order_.width, end_ - now_.panel);
+    now_.num_inputs = min_of(order_.pass, order_.num_inputs - now_.k);
+    return now_;
+  }
+
+ private:
+  void take() {
+    Piece unit = shares_.take(own_, order_.unit);
+    first_ = unit.panel, end_ = first_ + unit.num_panels, block_ = 0;
+    now_.panel = first_, now_.k = 0;
+  }
+
+  Shares& shares_;
+  const Order& order_;
+  int64_t own_, first_ = 0, end_ = 0;
+  int64_t block_ = order_.num_inputs;  // before the first unit as after any
+  Piece now_{0, 0, order_.num_inputs, 0};
+};
+
+// Call compute(piece, the one after it) for all pieces, on all threads.
+template <class Compute>
+void walk(const Run& run, const Order& order, Compute&& compute) {
+  constexpr int64_t WORTH_A_THREAD = 4;  // panels
+  int64_t threads = min_of(Shares::MOST, run.pool.num_threads());
+  int64_t count = min_of(threads, ceil_div(order.num_panels, WORTH_A_THREAD));
+  Shares shares(order.num_panels, count);
+  run.pool.each(count, [&](int64_t, int thread) {
+    Walk pieces(shares, order, thread % count);
+    for (Piece now = pieces.next(), next; now.num_panels > 0; now = next) {
+      next = pieces.next();
+      compute(now, next);
+    }
+  });
+}
+
+// Rows cut into as few tiles as can be, of like heights.
+struct Tiles {
+  int64_t num_rows, count;
+
+  Tiles(int64_t num_rows, int64_t most) : num_rows(num_rows), count(ceil_div(num_rows, most)) {}
+  int64_t first(int64_t tile) const { return num_rows * tile / count; }
+  int64_t height(int64_t tile) const { return first(tile + 1) - first(tile); }
+};
+
+// Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every
+// `every`th step of a tile, so that memory is at work while the tile computes. First comes the rest
+// of this piece, then the piece after it.
+struct Fetch {
+  const uint8_t* from;
+  const uint8_t* end;    // of this piece
+  const uint8_t* next;   // the piece after it
+  int64_t panel_stride;  // bytes
+  int64_t bytes;
+  int64_t every;
+  int64_t steps_left;
+
+  // One tile fetches what is `AHEAD` of it. Several tiles of a piece share the piece after it.
+  Fetch(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
+        int64_t bytes, int64_t every)
+      : from(next),
+        end(next),
+        next(next),
+        panel_stride(panel_stride),
+        bytes(bytes),
+        every(every),
+        steps_left(1) {
+    if (every > 1) return;
+    if (num_bytes > AHEAD) from = now + AHEAD;
+    end = now + num_bytes;
+  }
+
+  template <int PANELS>
+  void step() {
+    if (--steps_left > 0) return;
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride);
+    from += bytes;
+    if (from == end) from = next;
+    steps_left = every;
+  }
+
+  Fetch moved(int64_t panels) const {
+    Fetch other = *this;
+    other.from += panels * panel_stride, other.end += panels * panel_stride;
+    other.next += panels * panel_stride;
+    return other;
+  }
+
+ private:
+  static constexpr int64_t AHEAD = 2048;
+};
+
+}  // namespace millrace
