@@ -121,11 +121,16 @@ class Drawing:
         """What returns when all that was launched is done; None = nothing is left to wait for."""
         return self._launched[-1][1].wait if self._launched else None
 
-    def land(self) -> None:
-        """Wait for what was launched and enter it."""
+    def land(self) -> tuple[float, float]:
+        """Wait for what was launched and enter it; return what passes and draws took, in s."""
+        forward_s = sample_s = 0.0
         for outcomes, launched in self._launched:
             for outcome, drawn in zip(outcomes, launched.drawn(), strict=True):
                 outcome.take(drawn)
+            if launched.seconds is not None:
+                some, more = launched.seconds()
+                forward_s, sample_s = forward_s + some, sample_s + more
+        return forward_s, sample_s
 
     def _tell_prompts(self, work: Sequence[Work], logits: Any) -> None:
         """Report how likely the prompts were, of rows that ask: a part for what is computed now."""

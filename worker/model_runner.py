@@ -153,9 +153,10 @@ class ModelRunner:
 
     def _draws_later(self, work: Sequence[Work]) -> bool:
         """Return whether a device draws all of `work`, from what is known of it now."""
-        rows = [item.row for item in work]
-        needs_host = any(row.pool or row.has_guesses or row.tells_prompt for row in rows)
-        return not needs_host and self._sampler.draws_later(rows)
+        for row, _ in work:
+            if row.pool is not None or row.has_guesses or row.tells_prompt:
+                return False
+        return self._sampler.draws_later([item.row for item in work if item.num_logits])
 
     def _compute(self, work: Sequence[Work], drawing: Drawing) -> _Times:
         """Launch the passes, and advance the rows as if they were done."""
@@ -182,13 +183,12 @@ class ModelRunner:
         drawing: Drawing,
         times: _Times,
     ) -> wire.StepResult:
-        begin = time.perf_counter()
-        drawing.land()
+        if drawing.wait is not None:  # a device's clock, not the host's
+            times = _Times(*drawing.land())
         for row, _ in drawing.failed():
             self._rows.fail(row)
         result = drawing.result(step_id, faults)
-        sample_s = times.sample_s + time.perf_counter() - begin
-        return changed(result, forward_s=times.forward_s, sample_s=sample_s)
+        return changed(result, forward_s=times.forward_s, sample_s=times.sample_s)
 
     def _admit(self, plan: wire.ExecutePlan) -> _Admitted:
         admitted = _Admitted()

@@ -46,6 +46,8 @@ class Launched(NamedTuple):
     """Returns when they are done, in any thread; None = they are."""
     places: Sequence[int] = ()
     """Where the tokens stand in the device's list of draws, until then."""
+    seconds: Callable[[], tuple[float, float]] | None = None
+    """How long a device has taken for the pass and for the draws, once they are done."""
 
 
 class Sampler:

@@ -21,7 +21,7 @@ PLAIN = common_pb2.SamplingParams(seed=1, top_p=0.9).SerializeToString()
 FULL = common_pb2.SamplingParams(
     seed=1, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1
 ).SerializeToString()
-"""Touches a copy of the logits."""
+"""Touches single logits before the draw."""
 MOST_LOGPROBS = 20
 GRAPH_ROWS = 256
 

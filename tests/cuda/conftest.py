@@ -20,6 +20,7 @@ NEED_THE_ENGINE = [
     "test_host_blocks.py",
     "test_memory.py",
     "test_operators.py",
+    "test_pipeline.py",
 ]
 collect_ignore = NEED_THE_ENGINE if ABSENT else []
 NEED_NO_GPU = ("test_checks.py", "test_compile.py")

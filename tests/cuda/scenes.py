@@ -74,8 +74,7 @@ def sampling(case: Case) -> None:
     tokens = test_sampling.draw(case, logits, draws).tolist()
     key = test_sampling.expected(logits[0], 5, 1 / np.float32(0.8), np.exp(-3), 0.7, 40)
     assert tokens == [key, test_sampling.expected(logits[1], 6, 1, 0, 1, 0)]
-    test_sampling.test_edits(case)
-    test_sampling.test_rows_are_copied(case)
+    test_sampling.test_edits_and_back(case)
     test_sampling.test_logprobs(case)
 
 

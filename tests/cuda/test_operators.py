@@ -176,6 +176,10 @@ def test_arrays_of_a_device_refuse_arithmetic(emulator_folder: Path) -> None:
             attempt()
 
 
+def noting(sizes: list[int], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda source: sizes.append(source.size) or read(source)
+
+
 @pytest.mark.parametrize("what", ["prefill and decode", "pooled", "drawn on the device"])
 def test_a_step_reads_back_results_alone(
     tmp_path: Path, emulator_folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -187,8 +191,8 @@ def test_a_step_reads_back_results_alone(
     runner = loaded.runner(8)
     assert isinstance(runner._cache, CudaKvCache)
     sizes: list[int] = []
-    read = gpu.read
-    monkeypatch.setattr(gpu, "read", lambda source: sizes.append(source.size) or read(source))
+    for name in ("read", "read_later"):
+        monkeypatch.setattr(gpu, name, noting(sizes, getattr(gpu, name)))
     fields: dict[str, Any] = {"pooling": "mean"} if what == "pooled" else {}
     if what == "drawn on the device":
         fields = {"sampling": sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.cuda.case import Case, f32, i32
-from worker.kernels.structs import DRAW, EDIT
+from worker.kernels.structs import DRAW, EDIT, TOLD
 from worker.noise import gumbel, stream
 
 VOCAB = 3000
@@ -31,6 +31,8 @@ def expected(logits, key, temperature, min_p, top_p, top_k):  # type: ignore[no-
 
 
 def draw(case: Case, logits, draws) -> np.ndarray:  # type: ignore[no-untyped-def,type-arg]
+    """Draw i goes to place i, unless that is negative."""
+    draws["place"] += np.arange(len(draws), dtype=np.int32)
     out = case.put(np.full(len(draws), -9, np.int32))
     padded = np.pad(logits, ((0, 0), (0, 3)), constant_values=1e9)  # no tokens
     sizes = (i32(logits.shape[1]), i32(padded.shape[1]))
@@ -64,39 +66,39 @@ def test_what_cannot_be_drawn_is_said(case: Case) -> None:
     logits = case.normal(3, 200)
     logits[0, 7], logits[1, 9], logits[2] = np.nan, np.inf, -np.inf
     draws = np.array([(1, 1, -np.inf, 1, 0, row, 0) for row in range(3)], DRAW)
-    assert draw(case, logits, draws).tolist() == [-1, -1, -2]
+    draws = np.append(draws, np.array([(1, 1, -np.inf, 1, 0, 0, -9)], DRAW))
+    assert draw(case, logits, draws).tolist() == [-1, -1, -2, -9], "the last one is none"
 
 
-def test_edits(case: Case) -> None:
+def test_edits_and_back(case: Case) -> None:
     logits = case.normal(3, 50)
-    edits = np.array([(2, 7, 1.5, 0.25, 0), (2, 8, 1, 0, 3), (0, 49, 2, 1, -100)], EDIT)
-    device = case.put(logits)
-    case.gpu.launch("edit_logits", (1,), 128, (device, case.put(edits), i32(3), i32(50)))
-    for row, token, repetition, subtract, bias in edits.tolist():
+    edits = np.array(
+        [(2, 7, 1.5, 0.25, 0), (2, 8, 1, 0, 3), (-1, 3, 9, 9, 9), (0, 49, 2, 1, -100)], EDIT
+    )
+    device, saved = case.put(logits), case.poisoned((4,), "f32")
+    arguments = (device, case.put(edits), saved, i32(4), i32(50))
+    case.gpu.launch("edit_logits", (1,), 128, arguments)
+    edited = logits.copy()
+    for row, token, repetition, subtract, bias in edits[edits["row"] >= 0].tolist():
         biased = np.float32(logits[row, token] + np.float32(bias))
         biased = biased / f32(repetition) if biased > 0 else biased * f32(repetition)
-        logits[row, token] = biased - f32(subtract)
+        edited[row, token] = biased - f32(subtract)
+    np.testing.assert_array_equal(case.get(device), edited)
+    case.gpu.launch("restore_logits", (1,), 128, arguments)
     np.testing.assert_array_equal(case.get(device), logits)
-
-
-def test_rows_are_copied(case: Case) -> None:
-    logits = case.normal(4, 1500)
-    device = case.put(logits)
-    out, sources = case.poisoned((2, 1500), "f32"), case.put(np.array([3, 1], np.int32))
-    case.gpu.launch("copy_rows", (2, 2), 1024, (out, device, sources, i32(1500)))
-    np.testing.assert_array_equal(case.get(out), logits[[3, 1]])
 
 
 def test_logprobs(case: Case) -> None:
     logits = np.round(case.normal(3, 500) * 4) / 4
     tokens = np.array([3, 100, 499], np.int32)
-    ids = case.put(np.full((3, 6), -1, np.int32))
-    out = case.poisoned((3, 6), "f32")
-    rows = case.put(np.arange(3, dtype=np.int32))
-    arguments = (ids, out, case.put(logits), rows, case.put(tokens), i32(5), i32(500), i32(500))
-    case.gpu.launch("log_softmax", (3,), 1024, arguments)
+    ids = case.put(np.full((4, 6), -1, np.int32))
+    out = case.poisoned((4, 6), "f32")
+    told = case.put(np.array([(0, 2), (1, 0), (2, 1), (-1, 0)], TOLD))
+    drawn = case.put(tokens[[1, 2, 0]])
+    arguments = (ids, out, case.put(logits), told, drawn, i32(5), i32(500), i32(500))
+    case.gpu.launch("log_softmax", (4,), 1024, arguments)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(1, keepdims=True))
     wanted = np.hstack([tokens[:, None], np.argsort(-exact, axis=1, kind="stable")[:, :5]])
-    np.testing.assert_array_equal(case.gpu.read(ids), wanted)
-    np.testing.assert_allclose(case.get(out), np.take_along_axis(exact, wanted, 1), atol=1e-5)
+    np.testing.assert_array_equal(case.gpu.read(ids), [*wanted, [-1] * 6])
+    np.testing.assert_allclose(case.get(out)[:3], np.take_along_axis(exact, wanted, 1), atol=1e-5)

@@ -19,12 +19,15 @@ def test_embedding(case: Case, dtype: str) -> None:
     form = "embedding" if dtype == "f32" else "embedding_packed"
     steps, scale = quantized(table)
     wanted = {dtype: rounded(table, dtype), "int8": steps * scale[:, None]}
+    drawn = case.put(np.array([9, 36, -1], np.int32))
+    promised = case.put(np.array([~1, 4, ~2, ~0, ~1], np.int32))
     for kind in (dtype, "int8"):
         linear = pack_linear(case.gpu, dtype, [table], is_int8=kind == "int8")
         out = case.poisoned((5, 64), "f32")
-        arguments = (out, linear.weight, linear.scale, case.put(ids), i32(64))
-        case.gpu.launch(f"{form}_{kind}", (5,), 128, arguments)
-        np.testing.assert_array_equal(case.get(out), wanted[kind][ids])
+        for places, found in ((case.put(ids), ids), (promised, [36, 4, 0, 9, 36])):
+            arguments = (out, linear.weight, linear.scale, places, drawn, i32(64))
+            case.gpu.launch(f"{form}_{kind}", (5,), 128, arguments)
+            np.testing.assert_array_equal(case.get(out), wanted[kind][found])
 
 
 def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]

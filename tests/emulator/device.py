@@ -11,9 +11,13 @@ import numpy as np
 
 from tests.emulator import KERNELS, Kernel, Library
 from tests.emulator.recording import Recording
+from tests.emulator.stream import EmulatedMark, EmulatedStream
+from worker.backends.transfers import Download, Downloads, Uploads
 
 DEFAULT_BYTES = 64 * 2**30
 KERNEL_BYTES = 64 * 2**10
+HALF_BYTES = 64 * 2**10
+"""Of pinned memory: little, so that it is used again soon."""
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -44,15 +48,27 @@ class EmulatedGpu:
     """Fills what it allocates with 0xff, nan in every float type."""
 
     def __init__(
-        self, folder: Path, kernels: Path = KERNELS, total_bytes: int = DEFAULT_BYTES
+        self,
+        folder: Path,
+        kernels: Path = KERNELS,
+        total_bytes: int = DEFAULT_BYTES,
+        is_lazy: bool = False,
     ) -> None:
-        """A device of `total_bytes`; a kernel takes KERNEL_BYTES of it with its first launch."""
+        """A device of `total_bytes`; a kernel takes KERNEL_BYTES of it with its first launch.
+
+        `is_lazy`: it computes when it is waited for, not before.
+        """
+        self._stream = EmulatedStream(is_lazy)
+        self._uploads = Uploads(self._stream, HALF_BYTES)
+        self._downloads = Downloads(self._stream)
         self.total_bytes = total_bytes
         self._used_bytes = 0
         self._on_their_way: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self._library = Library(folder, kernels)
         self._kernels: dict[str, Kernel] = {}
         self.launches: list[str] = []
+        self.replays: list[int] = []
+        """How many launches each graph was."""
         self.recording: Recording | None = None
         self._captured: list[tuple[Any, ...]] | None = None
 
@@ -69,7 +85,8 @@ class EmulatedGpu:
         return self.total_bytes - self._used_bytes
 
     def trim(self) -> None:
-        """Freed memory is nobody's at once."""
+        """Freed memory is nobody's, once what uses it has run."""
+        self._stream.run()
 
     def _take(self, num_bytes: int) -> None:
         if num_bytes > self.free_bytes:
@@ -89,14 +106,15 @@ class EmulatedGpu:
 
     def write(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         assert target.flags.c_contiguous and target.dtype == source.dtype
-        target.view(np.ndarray)[...] = source
+        self._uploads.write(target, source)
 
     def read(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         assert source.flags.c_contiguous
+        self._stream.run()
         return source.view(np.ndarray).copy()
 
     def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        return np.full(num_bytes, 0xFF, np.uint8)
+        return self._stream.pinned(num_bytes)
 
     def read_into(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         """Not there before `wait`."""
@@ -104,9 +122,17 @@ class EmulatedGpu:
         self._on_their_way.append((target, self.read(source)))
 
     def wait(self) -> None:
+        self._stream.run()
         for target, values in self._on_their_way:
             target[...] = values
         self._on_their_way.clear()
+
+    def read_later(self, source: np.ndarray[Any, Any]) -> Download:
+        assert source.flags.c_contiguous
+        return self._downloads.begin(source)
+
+    def mark(self) -> EmulatedMark:
+        return self._stream.mark()
 
     def launch(
         self,
@@ -127,6 +153,16 @@ class EmulatedGpu:
             if isinstance(argument, np.ndarray) and argument.ndim:
                 assert argument.flags.c_contiguous, symbol
         values = tuple(_plain(argument) for argument in arguments)
+        self._stream.add(lambda: self._run(symbol, grid, num_threads, values, shared_bytes))
+
+    def _run(
+        self,
+        symbol: str,
+        grid: tuple[int, ...],
+        num_threads: int,
+        values: tuple[Any, ...],
+        shared_bytes: int,
+    ) -> None:
         if self.recording is not None:
             self.recording.add(symbol, grid, num_threads, values, shared_bytes)
         self._kernels[symbol](grid, (num_threads,), values, shared_mem=shared_bytes)
@@ -137,6 +173,7 @@ class EmulatedGpu:
         self._captured = None
 
         def replay() -> None:
+            self.replays.append(len(captured))
             for one in captured:
                 self.launch(*one)
 

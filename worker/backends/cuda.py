@@ -38,6 +38,8 @@ from worker.models.config import ModelConfig
 if TYPE_CHECKING:
     from worker.backends.cuda_sampler import CudaSampler
 
+DRAWN_TOKENS = 1 << 14
+"""Room for tokens that are drawn and not read yet, of all steps that have begun."""
 i32, f32 = np.int32, np.float32
 
 
@@ -116,7 +118,8 @@ class CudaBackend:
         self.loading = Loading(gpu)
         self.weight_bytes = 0
         self.graph_bytes = 0
-        """Buffers of the graphs of the pass that was bound last."""
+        """Buffers of the graphs of the pass and the sampler that were made last."""
+        self._drawn = gpu.empty(4 * DRAWN_TOKENS).view(i32)
 
     @property
     def fingerprint(self) -> str:
@@ -127,7 +130,9 @@ class CudaBackend:
         """Return what draws from the logits of a pass, on the device where it can."""
         from worker.backends.cuda_sampler import CudaSampler  # brings the host sampler along
 
-        return CudaSampler(self._gpu, self.arena, vocab_size)
+        sampler = CudaSampler(self._gpu, self.arena, vocab_size, self._drawn)
+        self.graph_bytes += sampler.num_bytes
+        return sampler
 
     def begin(self, batch: Batch) -> CudaStep:
         """Upload a batch, and first whatever weights are not there yet."""
@@ -172,18 +177,21 @@ class CudaBackend:
             return logits, states, type(outs)
 
         graphs = DecodeGraphs(
-            self._gpu, launch, self._group, num_blocks, block_size, -(-self._longest // block_size)
+            self._gpu, launch, num_blocks, block_size, -(-self._longest // block_size)
         )
         graphs.reserve()
         self.graph_bytes = graphs.num_bytes
 
         def forward(batch: Batch) -> Out:
             is_watched = model.ops is not self  # whoever looks on wants each result as it arises
+            begun = self._gpu.mark()
             outs = None if is_watched else graphs.run(batch)
             logits, states, kind = outs or launch(self.arena, self.begin(batch))
             rows = range(len(batch.logit_rows))
-            on_device = CudaLogits(self._gpu, logits, rows, self._vocab_size)
-            return kind(on_device, self._read_states(states))  # type: ignore[no-any-return]
+            bucket = len(logits) if outs else 0
+            on_device = CudaLogits(self._gpu, logits, rows, self._vocab_size, begun, bucket)
+            read = self._read_states(states) if len(states) else np.zeros(states.shape, f32)
+            return kind(on_device, read)  # type: ignore[no-any-return]
 
         return forward
 
@@ -230,7 +238,7 @@ class CudaBackend:
         out = self.arena.take("residual", (len(token_ids), table.num_inputs), f32)
         form = "embedding" if self._dtype == "f32" else "embedding_packed"
         kind = self._dtype if table.scale is None else "int8"
-        arguments = (out, table.weight, table.scale, token_ids, i32(table.num_inputs))
+        arguments = (out, table.weight, table.scale, token_ids, self._drawn, i32(table.num_inputs))
         self._gpu.launch(f"{form}_{kind}", (len(token_ids),), 128, arguments)
         return out
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from worker.backends import cuda_driver
 from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
+from worker.backends.transfers import Download, Downloads, Uploads
 from worker.kernels.cubins import find, target_of
 from worker.kernels.instances import instances
 
-STAGING_BYTES = 16 * 2**20
-"""Pinned memory that large copies go through, twice: one half fills while the other is sent."""
-STAGED_FROM_BYTES = 2**20
+HALF_BYTES = 16 * 2**20
+"""Of the pinned memory that all copies to the device go through."""
 PLAIN_SHARED_BYTES = 48 * 1024
 """More dynamic shared memory must be allowed kernel by kernel."""
 
@@ -56,7 +56,9 @@ class CupyGpu:
         self._kernels: dict[str, Any] = {}
         self._shared_bytes: dict[str, int] = {}
         self._overlaps = int(self._device.compute_capability) >= 90
-        self._staging = _Staging(self, cupy, self._stream)
+        self._copies = _CupyStream(cupy, self._device, self._stream)
+        self._uploads = Uploads(self._copies, HALF_BYTES)
+        self._downloads = Downloads(self._copies)
         self._thread = threading.get_ident()
 
     @property
@@ -97,19 +99,10 @@ class CupyGpu:
 
     def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         self._enter()
-        if source.nbytes >= STAGED_FROM_BYTES:
-            self._staging.write(target, source)
-        else:
-            target.set(source, stream=self._stream)
+        self._uploads.write(target, source)
 
     def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        cuda = self._cupy.cuda
-        try:
-            # Not from CuPy's pool, which would keep it for ever.
-            memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(num_bytes), 0)
-        except cuda.runtime.CUDARuntimeError as error:
-            raise MemoryError(f"{num_bytes} bytes of the host cannot be pinned: {error}") from error
-        return np.frombuffer(memory, np.uint8, num_bytes)
+        return self._copies.pinned(num_bytes)
 
     def read_into(self, target: np.ndarray[Any, Any], source: Any) -> None:
         source.get(stream=self._stream, out=target, blocking=False)
@@ -121,6 +114,14 @@ class CupyGpu:
         values: np.ndarray[Any, Any] = self._cupy.asnumpy(source, stream=self._stream)
         self._stream.synchronize()
         return values
+
+    def read_later(self, source: Any) -> Download:
+        self._enter()
+        return self._downloads.begin(source)
+
+    def mark(self) -> _CupyMark:
+        self._enter()
+        return self._copies.mark()
 
     def launch(
         self,
@@ -195,28 +196,50 @@ def _properties(cupy: Any, ordinal: int) -> dict[str, Any]:
     return properties
 
 
-class _Staging:
-    """Large copies through two pinned buffers: one fills while the other is sent."""
+class _CupyStream:
+    """Copies of a stream that return at once, which CuPy's own do only from pinned memory."""
 
-    def __init__(self, gpu: CupyGpu, cupy: Any, stream: Any) -> None:
-        self._gpu = gpu
+    def __init__(self, cupy: Any, device: Any, stream: Any) -> None:
         self._cupy = cupy
+        self._device = device
         self._stream = stream
-        self._halves: list[tuple[np.ndarray[Any, Any], Any]] = []
-        self._turn = 0
 
-    def write(self, target: Any, source: np.ndarray[Any, Any]) -> None:
-        if not self._halves:
-            event = self._cupy.cuda.Event
-            self._halves = [
-                (self._gpu.pinned(STAGING_BYTES), event(disable_timing=True)) for _ in range(2)
-            ]
-        flat, raw = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
-        for start in range(0, len(raw), STAGING_BYTES):
-            piece = raw[start : start + STAGING_BYTES]
-            buffer, event = self._halves[self._turn]
-            self._turn = 1 - self._turn
-            event.synchronize()  # what this buffer held has been sent
-            buffer[: len(piece)] = piece
-            flat[start : start + len(piece)].set(buffer[: len(piece)], stream=self._stream)
-            event.record(self._stream)
+    def pinned(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        cuda = self._cupy.cuda
+        try:
+            # Not from CuPy's pool, which would keep it for ever.
+            memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(num_bytes), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{num_bytes} bytes of the host cannot be pinned: {error}") from error
+        return np.frombuffer(memory, np.uint8, num_bytes)
+
+    def send(self, target: Any, source: np.ndarray[Any, Any]) -> None:
+        runtime = self._cupy.cuda.runtime
+        kind = runtime.memcpyHostToDevice
+        place = source.ctypes.data
+        runtime.memcpyAsync(target.data.ptr, place, source.nbytes, kind, self._stream.ptr)
+
+    def fetch(self, target: np.ndarray[Any, Any], source: Any) -> None:
+        runtime = self._cupy.cuda.runtime
+        kind = runtime.memcpyDeviceToHost
+        place = target.ctypes.data
+        runtime.memcpyAsync(place, source.data.ptr, target.nbytes, kind, self._stream.ptr)
+
+    def mark(self) -> _CupyMark:
+        event = self._cupy.cuda.Event(block=True)
+        event.record(self._stream)
+        return _CupyMark(self._cupy, self._device, event)
+
+
+class _CupyMark:
+    def __init__(self, cupy: Any, device: Any, event: Any) -> None:
+        self._cupy = cupy
+        self._device = device
+        self.event = event
+
+    def wait(self) -> None:
+        self._device.use()  # a thread that waits for the first time knows no device
+        self.event.synchronize()
+
+    def seconds_until(self, later: _CupyMark) -> float:
+        return float(self._cupy.cuda.get_elapsed_time(self.event, later.event)) / 1e3

@@ -12,8 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from worker.backends.cuda_step import MAX_AT_ONCE, CudaStep, HostTiles, cut, upload_step
-from worker.backends.gpu import Arena, Gpu
+from worker.backends.cuda_step import (
+    INPUTS,
+    MAX_AT_ONCE,
+    CudaStep,
+    HostTiles,
+    step_inputs,
+    upload_step,
+)
+from worker.backends.gpu import Arena, Gpu, captured
 from worker.batch import Batch
 from worker.kernels.checks import Ints
 from worker.kernels.structs import SPLIT
@@ -34,12 +41,11 @@ class DecodeGraphs:
     """The graphs of one runner, captured when they are first needed."""
 
     def __init__(
-        self, gpu: Gpu, forward: Forward, group: int, num_blocks: int, block_size: int, width: int
+        self, gpu: Gpu, forward: Forward, num_blocks: int, block_size: int, width: int
     ) -> None:
         """Block `num_blocks` is the spare one; `width` is the length of the longest block table."""
         self._gpu = gpu
         self._forward = forward
-        self._group = group
         self._spare_cell = num_blocks * block_size
         self._block_size = block_size
         self._width = width
@@ -55,36 +61,25 @@ class DecodeGraphs:
 
     def reserve(self) -> None:
         """Try the largest step once, so that no buffer moves afterwards."""
-        tiles = HostTiles(
-            np.zeros((self._largest, 4), np.int32),
-            np.zeros(self._largest, np.int32),
-            self._max_parts,
-            MAX_AT_ONCE,
-        )
-        empty = self._padded(None, self._largest)
-        self._forward(self._arena, self._upload(empty, tiles))
+        step = self._inputs(None, self._largest, MAX_AT_ONCE)
+        self._forward(self._arena, upload_step(self._arena, *step))
 
     def run(self, batch: Batch) -> Any | None:
         """Return what the pass has returned, for the rows of a bucket; None when no graph fits."""
         count = len(batch.token_ids)
         if not self._fits(batch, count):
             return None
-        bucket = next(size for size in BUCKETS if size >= count)
-        tiles = cut(batch, np.arange(count), self._group, 1)
-        if tiles.num_parts > self._max_parts:
+        parts = batch.positions // SPLIT + 1
+        if int(parts.sum()) > self._max_parts:
             return None
-        at_once = 1 << (tiles.most_parts - 1).bit_length()
-        missing = bucket - count
-        padded = HostTiles(
-            np.pad(tiles.tiles, ((0, missing), (0, 0))),
-            np.pad(tiles.offsets, (0, missing)),
-            self._max_parts,
-            at_once,
-        )
-        step = self._upload(self._padded(batch, bucket), padded)
+        bucket = next(size for size in BUCKETS if size >= count)
+        at_once = 1 << (min(int(parts.max()), MAX_AT_ONCE) - 1).bit_length()
+        step = self._inputs(batch, bucket, at_once)
         key = (bucket, at_once)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(step)
+        if key in self._graphs:
+            self._arena.write_all(INPUTS, step_inputs(*step))
+        else:
+            self._graphs[key] = self._capture(upload_step(self._arena, *step))
         replay, outs = self._graphs[key]
         replay()
         return outs
@@ -100,35 +95,42 @@ class DecodeGraphs:
 
     def _capture(self, step: CudaStep) -> tuple[Callable[[], None], Any]:
         taken: list[Any] = []
-        before = self._arena.num_allocations
-        replay = self._gpu.capture(lambda: taken.append(self._forward(self._arena, step)))
-        assert self._arena.num_allocations == before, "a captured step has moved a buffer"
+        replay = captured(
+            self._gpu, self._arena, lambda: taken.append(self._forward(self._arena, step))
+        )
         return replay, taken[0]
 
-    def _upload(self, batch: Batch, tiles: HostTiles) -> CudaStep:
-        none = HostTiles(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), 0, 0)
-        owners = np.arange(len(batch.token_ids), dtype=np.int32)
-        return upload_step(self._arena, batch, owners, tiles, none)
+    def _inputs(
+        self, batch: Batch | None, bucket: int, at_once: int
+    ) -> tuple[Batch, Ints, HostTiles, HostTiles]:
+        """Pad a batch to `bucket` rows; return it, owners, and tiles for decode and prefill.
 
-    def _padded(self, batch: Batch | None, bucket: int) -> Batch:
-        count = 0 if batch is None else len(batch.token_ids)
-        tables = np.zeros((bucket, self._width), np.int32)
+        Block tables are as wide as rows of `at_once` parts need them.
+        """
+        width = self._width
+        if at_once < MAX_AT_ONCE:
+            width = min(width, at_once * SPLIT // self._block_size)
+        columns, tables = np.zeros((3, bucket), np.int32), np.zeros((bucket, width), np.int32)
+        tiles, offsets = np.zeros((bucket, 4), np.int32), np.zeros(bucket, np.int32)
+        rows, none = np.arange(bucket, dtype=np.int32), np.zeros(0, np.int32)
+        columns[2] = self._spare_cell
         if batch is not None:
+            count = len(batch.token_ids)
+            columns[:, :count] = batch.token_ids, batch.positions, batch.cells
             tables[:count, : batch.block_tables.shape[1]] = batch.block_tables
-        none = np.zeros(0, np.int32)
-        rest = bucket - count
-
-        def column(values: Ints | None, filler: int) -> Ints:
-            known = none if values is None else values
-            return np.concatenate([known, np.full(rest, filler, np.int32)])
-
-        return Batch(
-            token_ids=column(batch and batch.token_ids, 0),
-            positions=column(batch and batch.positions, 0),
-            cells=column(batch and batch.cells, self._spare_cell),
+            tiles[:count, 0] = tiles[:count, 1] = rows[:count]  # one of its own for each row
+            tiles[:count, 2] = 1
+            tiles[:count, 3] = batch.positions
+            np.cumsum(batch.positions[:-1] // SPLIT + 1, out=offsets[1:count])
+        padded = Batch(
+            token_ids=columns[0],
+            positions=columns[1],
+            cells=columns[2],
             query_starts=np.arange(bucket + 1, dtype=np.int32),
             block_tables=tables,
-            logit_rows=np.arange(bucket, dtype=np.int32),
+            logit_rows=rows,
             state_rows=none,
             block_size=self._block_size,
         )
+        decode = HostTiles(tiles, offsets, self._max_parts, at_once)
+        return padded, rows, decode, HostTiles(np.zeros((0, 4), np.int32), none, 0, 0)

@@ -1,183 +1,251 @@
 """Drawing on the GPU: the common chains, in place; rows with rarer ones come to the host sampler.
 
-On the device: greedy, or the default order of biases, penalties, temperature, min-p, top-k, top-p,
-each optional; and logprobs. Knows what a row's chain is made of, and the structs of sampling.cu.
+What follows a graph of the forward pass is a graph itself, over buffers that never move. Drawn
+tokens stay on the device, where the next step finds them, and are read when the host gets to it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from protos import worker as wire
+from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
-from worker.backends.gpu import Arena, Array, Gpu
-from worker.kernels.structs import DRAW, EDIT
+from worker.backends.cuda_recipes import Recipe, Structs, draws_of, edits_of, recipe_of
+from worker.backends.gpu import Arena, Array, Gpu, Mark, Reading, captured
+from worker.kernels.structs import DRAW, EDIT, TOLD
 from worker.rows import Row
 from worker.sampler import Drawn, Launched, Sampler
-from worker.sampling.constraints import LogitBias, MinTokens
 from worker.sampling.draw import Draw
-from worker.sampling.repetition import Penalties
-from worker.sampling.temperature import Temperature
-from worker.sampling.truncation import MinP, TopK, TopP
 
-ORDER = ("min_tokens", "logit_bias", "penalties", "temperature", "min_p", "top_k", "top_p")
+MOST_EDITS = 4096
+"""Of all rows of a graph; with more, sampling is launched kernel by kernel."""
+ALTERNATIVES = (0, 5, 20)
+"""Logprobs beside the drawn token's that a graph tells."""
+STRUCTS = "draws"
+NONE = np.zeros(0, EDIT)
 NOT_FINITE = -1
 i32 = np.int32
 
 
-class CudaSampler:
-    """Draws of one runner; its buffers are the arena's."""
+class Work(NamedTuple):
+    """What a launch is told, as structs of sampling.cu."""
 
-    def __init__(self, gpu: Gpu, arena: Arena, vocab_size: int) -> None:
+    draws: Structs
+    edits: Structs | None
+    told: Structs | None
+    num_alternatives: int
+
+    def structs(self) -> list[Structs]:
+        """Return draws, edits and told, which lie in one buffer of the device."""
+        return [NONE if some is None else some for some in self[:3]]
+
+    def padded(self, bucket: int) -> Work | None:
+        """Return as much as a graph of `bucket` rows takes; None when it takes less."""
+        count = next((n for n in ALTERNATIVES if n >= self.num_alternatives), None)
+        if count is None or (self.edits is not None and len(self.edits) > MOST_EDITS):
+            return None
+        return Work(
+            _padded(self.draws, bucket, "place"),
+            None if self.edits is None else _padded(self.edits, MOST_EDITS, "row"),
+            None if self.told is None else _padded(self.told, bucket, "row"),
+            0 if self.told is None else count,
+        )
+
+
+class CudaSampler:
+    """Draws of one runner; its buffers are the arena's, or of its own for graphs."""
+
+    def __init__(self, gpu: Gpu, arena: Arena, vocab_size: int, drawn: Array) -> None:
+        """drawn: int32 [any], where drawn tokens go in turn; room for two steps' draws."""
         self._gpu = gpu
         self._arena = arena
         self._vocab_size = vocab_size
+        self._drawn = drawn
+        self._next_place = 0
         self._host = Sampler(vocab_size)
+        self._recipes: WeakKeyDictionary[Draw, Recipe | None] = WeakKeyDictionary()
+        self._static = Arena(gpu)
+        self._graphs: dict[tuple[int, bool, int], tuple[Callable[[], None], Array | None]] = {}
+        self._reserve()
+
+    @property
+    def num_bytes(self) -> int:
+        """Buffers of the graphs."""
+        return self._static.num_bytes
+
+    def _reserve(self) -> None:
+        """Take the buffers of the largest graph, so that none moves afterwards."""
+        largest = Work(
+            np.zeros(BUCKETS[-1], DRAW),
+            np.zeros(MOST_EDITS, EDIT),
+            np.zeros(BUCKETS[-1], TOLD),
+            ALTERNATIVES[-1],
+        )
+        self._static.put_all(STRUCTS, largest.structs())
+        _outputs(self._static, largest)
 
     def draws_later(self, rows: Sequence[Row]) -> bool:
-        """Its draws are read at once."""
-        return False
+        """Return whether the device draws all of `rows`, and what it must be told is known."""
+        for row in rows:
+            recipe = self._recipe(row)
+            if recipe is None or (row.num_promised and recipe.reads_tokens):
+                return False
+        return 4 * len(rows) <= len(self._drawn)
+
+    def _recipe(self, row: Row) -> Recipe | None:
+        try:
+            return self._recipes[row.draw]
+        except KeyError:
+            recipe = self._recipes[row.draw] = recipe_of(row.draw)
+            return recipe
 
     def launch(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
-        """Draw one token per row; see `sample`."""
-        drawn = self.sample(logits, rows)
-        return Launched(lambda: drawn)
-
-    def sample(self, logits: CudaLogits, rows: Sequence[Row]) -> list[Drawn]:
-        """Draw one token per row."""
-        here = [i for i, row in enumerate(rows) if is_common(row.draw)]
-        drawn: dict[int, Drawn] = {}
-        if here:
-            some = self._draw(logits[here], [rows[i] for i in here])
-            drawn = dict(zip(here, some, strict=True))
+        """Begin to draw one token per row; those that the host draws are waited for."""
+        here = [i for i, row in enumerate(rows) if self._recipe(row) is not None]
+        if len(here) == len(rows):
+            return self._begin(logits, rows)
+        some = self._begin(logits[here], [rows[i] for i in here]).drawn() if here else []
+        drawn = dict(zip(here, some, strict=True))
         for i, row in enumerate(rows):
             if i not in drawn:
                 drawn[i] = self._host.sample(logits[i][None], [row])[0]
-        return [drawn[i] for i in range(len(rows))]
+        return Launched(lambda: [drawn[i] for i in range(len(rows))])
 
-    def _draw(self, logits: CudaLogits, rows: Sequence[Row]) -> list[Drawn]:
-        edits = [_edits(row) for row in rows]
-        edited = [i for i, some in enumerate(edits) if some]
-        plain = [i for i, some in enumerate(edits) if not some]
-        tokens = np.empty(len(rows), np.int32)
-        if plain:
-            places = [logits.places[i] for i in plain]
-            tokens[plain] = self._launch(logits.values, places, [rows[i] for i in plain])
-        if edited:
-            copies = self._edited(logits, edited, edits)
-            some = [rows[i] for i in edited]
-            tokens[edited] = self._launch(copies, range(len(edited)), some)
-        told = self._logprobs(logits, rows, tokens)
-        return [self._drawn(row, int(token), told.get(i))
-                for i, (row, token) in enumerate(zip(rows, tokens, strict=True))]  # fmt: skip
+    def _begin(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
+        middle = self._gpu.mark()
+        first = self._take_places(len(rows))
+        recipes = [recipe for row in rows if (recipe := self._recipe(row))]
+        asked = [row.draw.logprobs for row in rows]
+        told = np.array(
+            [(at, first + i) for i, at in enumerate(logits.places) if asked[i] is not None], TOLD
+        )
+        most = max((count for count in asked if count is not None), default=0)
+        work = Work(
+            draws_of(rows, recipes, logits.places, first),
+            edits_of(rows, recipes, logits.places),
+            told if len(told) else None,
+            most,
+        )
+        told_at = self._run(logits, work) if rows else None
+        tokens = self._gpu.read_later(self._drawn[first : first + len(rows)])
+        logprobs = None if told_at is None else self._gpu.read_later(told_at)
+        done = (logprobs or tokens).done
+        indexes = [row.num_output_tokens for row in rows]
+        return Launched(
+            partial(self._finish, rows, indexes, tokens, logprobs),
+            done.wait,
+            range(first, first + len(rows)),
+            lambda: _seconds(logits.begun, middle, done),
+        )
 
-    def _drawn(self, row: Row, token: int, logprobs: wire.Logprobs | None) -> Drawn:
-        if token < 0:
-            why = "the model's logits are not finite" if token == NOT_FINITE else (
-                "every token is forbidden")  # fmt: skip
-            return Drawn(row, fault=why)
-        return Drawn(row, token, logprobs)
+    def _take_places(self, count: int) -> int:
+        """Return the first of `count` places for tokens; those of the step before stay good."""
+        if self._next_place + count > len(self._drawn):
+            self._next_place = 0
+        first = self._next_place
+        self._next_place += count
+        return first
 
-    def _launch(self, values: Array, places: Sequence[int], rows: Sequence[Row]) -> Any:
-        draws = np.array([_draw_of(row, at) for row, at in zip(rows, places, strict=True)], DRAW)
-        (place,) = self._arena.put_all("draws", [draws])
-        tokens = self._arena.take("drawn", (len(draws),), np.int32)
-        sizes = (i32(self._vocab_size), i32(values.shape[1]))
-        self._gpu.launch("sample", (len(draws),), 1024, (tokens, values, place, *sizes))
-        return self._gpu.read(tokens)
+    def _run(self, logits: CudaLogits, work: Work) -> Array | None:
+        """Launch what `work` says; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
+        padded = work.padded(logits.bucket) if logits.bucket else None
+        if padded is None:
+            places = self._arena.put_all(STRUCTS, work.structs())
+            return self._launch(self._arena, logits.values, work, places)
+        key = (logits.bucket, work.edits is not None, -1 if work.told is None else padded[3])
+        if key in self._graphs:
+            self._static.write_all(STRUCTS, padded.structs())
+        else:
+            self._graphs[key] = self._capture(logits.values, padded)
+        replay, told_at = self._graphs[key]
+        replay()
+        return told_at
 
-    def _edited(
-        self, logits: CudaLogits, chosen: Sequence[int], edits: Sequence[list[tuple[Any, ...]]]
-    ) -> Array:
-        """Return copies of the `chosen` rows with biases and penalties."""
-        stride = logits.values.shape[1]
-        rows = [(at, *edit) for at, i in enumerate(chosen) for edit in edits[i]]
-        sources = np.array([logits.places[i] for i in chosen], np.int32)
-        sources, listed = self._arena.put_all("edits", [sources, np.array(rows, EDIT)])
-        copies = self._arena.take("edited", (len(chosen), stride), np.float32)
-        grid = (-(-stride // 1024), len(chosen))
-        self._gpu.launch("copy_rows", grid, 1024, (copies, logits.values, sources, i32(stride)))
-        arguments = (copies, listed, i32(len(rows)), i32(stride))
-        self._gpu.launch("edit_logits", (-(-len(rows) // 128),), 128, arguments)
-        return copies
+    def _capture(self, values: Array, work: Work) -> tuple[Callable[[], None], Array | None]:
+        places = self._static.put_all(STRUCTS, work.structs())
+        told: list[Array | None] = []
+        replay = captured(
+            self._gpu,
+            self._static,
+            lambda: told.append(self._launch(self._static, values, work, places)),
+        )
+        return replay, told[0]
 
-    def _logprobs(
-        self, logits: CudaLogits, rows: Sequence[Row], tokens: Any
-    ) -> dict[int, wire.Logprobs]:
-        wanted = [i for i, row in enumerate(rows) if row.draw.logprobs is not None]
-        if not wanted:
-            return {}
-        most = max(rows[i].draw.logprobs or 0 for i in wanted)
-        places = np.array([logits.places[i] for i in wanted], np.int32)
-        places, chosen = self._arena.put_all("told", [places, np.array(tokens[wanted], np.int32)])
-        ids = self._arena.take("told_ids", (len(wanted), most + 1), np.int32)
-        values = self._arena.take("told_logprobs", (len(wanted), most + 1), np.float32)
-        sizes = (i32(most), i32(self._vocab_size), i32(logits.values.shape[1]))
-        arguments = (ids, values, logits.values, places, chosen, *sizes)
-        self._gpu.launch("log_softmax", (len(wanted),), 1024, arguments)
-        told_ids, told_values = self._gpu.read(ids), self._gpu.read(values)
-        told = {}
-        for i, some_ids, some in zip(wanted, told_ids.tolist(), told_values.tolist(), strict=True):
-            count = (rows[i].draw.logprobs or 0) + 1
-            told[i] = wire.Logprobs(
-                rows[i].seq_id,
-                rows[i].num_output_tokens,
-                tuple(some_ids[:count]),
-                tuple(some[:count]),
-            )
-        return told
+    def _launch(self, arena: Arena, values: Array, work: Work, places: list[Array]) -> Array | None:
+        """values: float32 [any, stride], as they were when this is done."""
+        draws, edits, told = places
+        stride, size = i32(values.shape[1]), i32(self._vocab_size)
+        saved, told_at = _outputs(arena, work)
+        count = 0 if work.edits is None else len(work.edits)
+        touched = (values, edits, saved, i32(count), stride)
+        if count:
+            self._gpu.launch("edit_logits", (-(-count // 128),), 128, touched)
+        drawing = (self._drawn, values, draws, size, stride)
+        self._gpu.launch("sample", (len(work.draws),), 1024, drawing)
+        if count:
+            self._gpu.launch("restore_logits", (-(-count // 128),), 128, touched)
+        if told_at is None or work.told is None:
+            return None
+        outs = (told_at[0], told_at[1].view(np.float32))
+        sizes = (i32(work.num_alternatives), size, stride)
+        arguments = (*outs, values, told, self._drawn, *sizes)
+        self._gpu.launch("log_softmax", (len(work.told),), 1024, arguments)
+        return told_at
 
-
-def is_common(draw: Draw) -> bool:
-    """Return whether the GPU draws this: a chain in the default order of what it has."""
-    if draw.is_traced or draw.grammar is not None:
-        return False
-    names = [name for name, _ in draw.stages]
-    places = [ORDER.index(name) for name in names if name in ORDER]
-    return len(places) == len(names) and places == sorted(places)
-
-
-def _draw_of(row: Row, place: int) -> tuple[Any, ...]:
-    """Return the struct of a row's draw from logits row `place`."""
-    temperature, min_p_log, top_p, top_k = 1.0, -math.inf, 1.0, 0
-    for _, stage in row.draw.stages:
-        if isinstance(stage, Temperature):
-            temperature = stage.temperature
-        elif isinstance(stage, MinP):
-            min_p_log = math.log(stage.min_p)
-        elif isinstance(stage, TopK):
-            top_k = min(stage.k, 2**31 - 1)
-        elif isinstance(stage, TopP):
-            top_p = stage.p
-    inverse = 0.0 if row.draw.is_greedy else 1 / temperature
-    return (Sampler.key(row), inverse, min_p_log, top_p, top_k, place, 0)
+    def _finish(
+        self, rows: Sequence[Row], indexes: Sequence[int], tokens: Reading, told: Reading | None
+    ) -> list[Drawn]:
+        """Wait, and return what was drawn: the token of index `indexes[i]` of row i."""
+        drawn: list[int] = tokens.values().tolist()
+        lines = iter(()) if told is None else _lines(told.values(), rows)
+        out = []
+        for row, index, token in zip(rows, indexes, drawn, strict=True):
+            logprobs = None
+            if (count := row.draw.logprobs) is not None:
+                ids, values = next(lines)
+                logprobs = wire.Logprobs(
+                    row.seq_id, index, tuple(ids[: count + 1]), tuple(values[: count + 1])
+                )
+            if token >= 0:
+                out.append(Drawn(row, token, logprobs))
+            elif token == NOT_FINITE:
+                out.append(Drawn(row, fault="the model's logits are not finite"))
+            else:
+                out.append(Drawn(row, fault="every token is forbidden"))
+        return out
 
 
-def _edits(row: Row) -> list[tuple[Any, ...]]:
-    """Return (token, repetition, subtract, bias) of every token that the chain touches."""
-    bias: dict[int, float] = {}
-    repetition: dict[int, float] = {}
-    subtract: dict[int, float] = {}
-    history = row.history
-    for _, stage in row.draw.stages:
-        if isinstance(stage, MinTokens) and len(history.output_ids) < stage.min_tokens:
-            bias |= dict.fromkeys(stage.stop_token_ids.tolist(), -math.inf)
-        elif isinstance(stage, LogitBias):
-            for token, amount in zip(stage.ids.tolist(), stage.biases.tolist(), strict=True):
-                bias[token] = bias.get(token, 0.0) + amount
-        elif isinstance(stage, Penalties):
-            seen = np.union1d(history.prompt_ids, history.output_ids).tolist()
-            if stage.repetition != 1:
-                repetition = dict.fromkeys(seen, stage.repetition)
-            ids, counts = np.unique(history.output_ids, return_counts=True)
-            amounts = stage.presence + stage.frequency * counts
-            subtract = dict(zip(ids.tolist(), amounts.tolist(), strict=True))
-    touched = bias.keys() | repetition.keys() | subtract.keys()
-    return [
-        (token, repetition.get(token, 1.0), subtract.get(token, 0.0), bias.get(token, 0.0))
-        for token in sorted(touched)
-    ]
+def _padded(structs: Structs, length: int, field: str) -> Structs:
+    """Return `structs` with more behind them whose `field` is -1: the kernels pass over these."""
+    more = np.zeros(length, structs.dtype)
+    more[: len(structs)] = structs
+    more[field][len(structs) :] = -1
+    return more
+
+
+def _outputs(arena: Arena, work: Work) -> tuple[Array | None, Array | None]:
+    """Return room for the logits under edits, and for ids and logprobs."""
+    saved = told = None
+    if work.edits is not None:
+        saved = arena.take("saved", (len(work.edits),), np.float32)
+    if work.told is not None:
+        told = arena.take("told", (2, len(work.told), 1 + work.num_alternatives), np.int32)
+    return saved, told
+
+
+def _lines(
+    told: np.ndarray[Any, Any], rows: Sequence[Row]
+) -> Iterator[tuple[list[int], list[float]]]:
+    """Return ids and logprobs of the rows that want them; what stands behind is padding."""
+    ids, values = told[:, : len(rows)]
+    return zip(ids.tolist(), values.view(np.float32).tolist(), strict=True)
+
+
+def _seconds(begin: Mark, middle: Mark, end: Mark) -> tuple[float, float]:
+    return begin.seconds_until(middle), middle.seconds_until(end)

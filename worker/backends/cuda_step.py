@@ -17,6 +17,7 @@ from worker.kernels.structs import SPLIT, TILE_ROWS, WARPS
 
 FEW_TOKENS = 8
 """A sequence with no more new tokens goes through the decode kernels."""
+INPUTS = "inputs"
 MAX_AT_ONCE = 64
 """Parts of a tile that run beside each other."""
 
@@ -70,25 +71,30 @@ def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
     return upload_step(arena, batch, owners, decode, prefill)
 
 
+def step_inputs(batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles) -> list[Ints]:
+    """Return what a step's kernels read, in the order of the buffer INPUTS."""
+    return [
+        batch.token_ids,
+        batch.positions,
+        batch.cells,
+        owners,
+        batch.block_tables,
+        batch.logit_rows,
+        batch.state_rows,
+        decode.tiles,
+        decode.offsets,
+        prefill.tiles,
+        prefill.offsets,
+    ]
+
+
 def upload_step(
     arena: Arena, batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles
 ) -> CudaStep:
     """Put all inputs of a step into one buffer of the device."""
+    arrays = step_inputs(batch, owners, decode, prefill)
     token_ids, positions, cells, owned, tables, logit_rows, state_rows, *tiles = arena.put_all(
-        "inputs",
-        [
-            batch.token_ids,
-            batch.positions,
-            batch.cells,
-            owners,
-            batch.block_tables,
-            batch.logit_rows,
-            batch.state_rows,
-            decode.tiles,
-            decode.offsets,
-            prefill.tiles,
-            prefill.offsets,
-        ],
+        INPUTS, arrays
     )
     return CudaStep(
         token_ids=token_ids,

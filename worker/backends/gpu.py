@@ -16,6 +16,29 @@ ALIGNMENT = 256
 """Bytes."""
 
 
+class Mark(Protocol):
+    """A place in the stream."""
+
+    def wait(self) -> None:
+        """Return when the device has come to it; in any thread, without spinning."""
+        ...
+
+    def seconds_until(self, later: Any) -> float:
+        """Return how long the device took from here to another mark; both are passed."""
+        ...
+
+
+class Reading(Protocol):
+    """A copy to the host that is under way."""
+
+    @property
+    def done(self) -> Mark: ...
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """Wait, and return the values; may be called once."""
+        ...
+
+
 class Gpu(Protocol):
     """Memory and launches, in the order of one stream."""
 
@@ -48,11 +71,22 @@ class Gpu(Protocol):
         ...
 
     def write(self, target: Array, source: np.ndarray[Any, Any]) -> None:
-        """Copy from the host; `source` may be reused at once."""
+        """Copy from the host, behind all launches so far; `source` may be reused at once.
+
+        Waits for nothing, unless there is more than pinned memory holds.
+        """
         ...
 
     def read(self, source: Array) -> np.ndarray[Any, Any]:
         """Wait for all launches so far and copy to the host."""
+        ...
+
+    def read_later(self, source: Array) -> Reading:
+        """Begin to copy to the host, behind all launches so far; `source` may be reused at once."""
+        ...
+
+    def mark(self) -> Mark:
+        """Return the place behind all launches so far."""
         ...
 
     def pinned(self, num_bytes: int) -> np.ndarray[Any, Any]:
@@ -83,6 +117,14 @@ class Gpu(Protocol):
         ...
 
 
+def captured(gpu: Gpu, arena: Arena, launches: Callable[[], None]) -> Callable[[], None]:
+    """Return what repeats `launches`, whose buffers are all in `arena` already."""
+    before = arena.num_allocations
+    replay = gpu.capture(launches)
+    assert arena.num_allocations == before, "a captured step has moved a buffer"
+    return replay
+
+
 class Arena:
     """Named buffers, each as large as it ever was asked for, so that steps allocate nothing.
 
@@ -92,6 +134,7 @@ class Arena:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._buffers: dict[str, Array] = {}
+        self._host: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self.num_allocations = 0
 
     @property
@@ -110,17 +153,29 @@ class Arena:
 
     def put_all(self, name: str, values: Sequence[np.ndarray[Any, Any]]) -> list[Array]:
         """Take a buffer for all of `values`, fill it by one copy, return where each lies."""
-        starts = [0]
-        for array in values:
-            starts.append(starts[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
-        host = np.zeros(starts[-1], np.uint8)
-        target = self.take(name, host.shape, np.uint8)
-        for start, array in zip(starts, values, strict=False):
-            host[start : start + array.nbytes] = (
-                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            )
-        self._gpu.write(target, host)
+        target = self.write_all(name, values)
         return [
             target[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-            for start, array in zip(starts, values, strict=False)
+            for start, array in zip(_starts(values), values, strict=False)
         ]
+
+    def write_all(self, name: str, values: Sequence[np.ndarray[Any, Any]]) -> Array:
+        """Fill the buffer again with arrays of the sizes that it was taken for; return it."""
+        *starts, length = _starts(values)
+        host = self._host.get(name)
+        if host is None or len(host) < length:
+            host = self._host[name] = np.zeros(length, np.uint8)
+        for start, array in zip(starts, values, strict=True):
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            host[start : start + len(raw)] = raw
+        target = self.take(name, (length,), np.uint8)
+        self._gpu.write(target, host[:length])
+        return target
+
+
+def _starts(values: Sequence[np.ndarray[Any, Any]]) -> list[int]:
+    """Return where each begins, and where the last one's room ends."""
+    starts = [0]
+    for array in values:
+        starts.append(starts[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
+    return starts

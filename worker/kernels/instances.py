@@ -85,5 +85,5 @@ def _small() -> Iterator[Instance]:
         yield Instance("page_copy", kernel, kernel)
     for kernel in ("matrix_rate_mma", "matrix_rate_wgmma"):
         yield Instance("ceilings", kernel, kernel)
-    for kernel in ("sample", "edit_logits", "copy_rows", "log_softmax"):
+    for kernel in ("sample", "edit_logits", "restore_logits", "log_softmax"):
         yield Instance("sampling", kernel, kernel)

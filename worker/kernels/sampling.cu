@@ -17,7 +17,7 @@ struct Draw {
   float top_p;                // >= 1 = off
   int top_k;                  // 0 = off
   int row;                    // of the logits
-  int padding;
+  int place;                  // of the token; negative = nothing is drawn
 };
 
 // ── numbers ─────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +132,7 @@ __device__ __forceinline__ uint64_t mass_of_all(const Chain& chain, const Tables
 
 // ── the draw ────────────────────────────────────────────────────────────────────────────────────
 
-// logits: float [*, stride], of which vocab_size count; tokens: int [gridDim.x]. A block a draw.
+// logits: float [*, stride], of which vocab_size count; tokens: int [any]. A block a draw.
 __global__ void __launch_bounds__(THREADS, 1)
 sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int stride) {
   SHARED_ARRAY(uint64_t, bins, COPIES * BINS);
@@ -141,6 +141,7 @@ sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int 
   wait_for_predecessor();
   launch_successor();
   const Draw draw = draws[blockIdx.x];
+  if (draw.place < 0) return;
   const float* row = logits + uint64_t(draw.row) * stride;
   Best best = {-INFINITY, vocab_size};
   bool is_finite = true;
@@ -151,7 +152,7 @@ sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int 
   is_finite = __syncthreads_and(is_finite);
   best = best_of_block(best, bests);
   if (!is_finite || best.value == -INFINITY || draw.inverse_temperature == 0.f) {
-    if (threadIdx.x == 0) tokens[blockIdx.x] = !is_finite ? NOT_FINITE : best.value == -INFINITY ? ALL_FORBIDDEN : best.token;
+    if (threadIdx.x == 0) tokens[draw.place] = !is_finite ? NOT_FINITE : best.value == -INFINITY ? ALL_FORBIDDEN : best.token;
     return;
   }
   Chain chain = {row, vocab_size, float(best.value), draw.inverse_temperature, -3.402823466e38f};
@@ -181,44 +182,51 @@ sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int 
     drawn = better(drawn, {double(row[token]) * double(draw.inverse_temperature) + exact_noise(bits), token});
   }
   drawn = best_of_block(drawn, bests);
-  if (threadIdx.x == 0) tokens[blockIdx.x] = drawn.token;
+  if (threadIdx.x == 0) tokens[draw.place] = drawn.token;
 }
 
 // ── beside the draw ─────────────────────────────────────────────────────────────────────────────
 
-struct Edit { int row, token; float repetition, subtract, bias; };
+struct Edit { int row, token; float repetition, subtract, bias; };  // row < 0: none
 
-// Penalties and biases on copies of rows: logits of (row, token) become biased(l) - subtract, where a positive l is
-// divided and a negative one multiplied by `repetition`. No two edits name the same place.
-__global__ void __launch_bounds__(128) edit_logits(float* logits, const Edit* edits, int num_edits, int stride) {
+// Penalties and biases, in place: logits of (row, token) become biased(l) - subtract, where a positive l is divided and a
+// negative one multiplied by `repetition`. No two edits name the same place; what stood there goes to `saved`.
+__global__ void __launch_bounds__(128)
+edit_logits(float* logits, const Edit* edits, float* saved, int num_edits, int stride) {
   wait_for_predecessor();
   launch_successor();
   const int i = blockIdx.x * 128 + threadIdx.x;
-  if (i >= num_edits) return;
+  if (i >= num_edits || edits[i].row < 0) return;
   const Edit edit = edits[i];
   float& place = logits[uint64_t(edit.row) * stride + edit.token];
+  saved[i] = place;
   const float biased = place + edit.bias;
   place = (biased > 0.f ? biased / edit.repetition : biased * edit.repetition) - edit.subtract;
 }
 
-// out[i] = logits[sources[i]], rows of `stride`. Grid (ceil(stride / 1024), rows), 1024 threads.
-__global__ void __launch_bounds__(THREADS, 1) copy_rows(float* out, const float* logits, const int* sources, int stride) {
+// Undo `edit_logits`: logprobs tell of the raw logits.
+__global__ void __launch_bounds__(128)
+restore_logits(float* logits, const Edit* edits, const float* saved, int num_edits, int stride) {
   wait_for_predecessor();
   launch_successor();
-  const int i = blockIdx.x * THREADS + threadIdx.x;
-  if (i < stride) out[uint64_t(blockIdx.y) * stride + i] = logits[uint64_t(sources[blockIdx.y]) * stride + i];
+  const int i = blockIdx.x * 128 + threadIdx.x;
+  if (i < num_edits && edits[i].row >= 0) logits[uint64_t(edits[i].row) * stride + edits[i].token] = saved[i];
 }
+
+struct Told { int row, place; };  // of the logits, of the token; row < 0: none
 
 // Log-softmax of raw rows: of the drawn token and of the `num_wanted` likeliest, falling, ties by lowest id.
 // ids, logprobs: [gridDim.x, num_wanted + 1].
 __global__ void __launch_bounds__(THREADS, 1)
-log_softmax(int* ids, float* logprobs, const float* logits, const int* rows, const int* tokens, int num_wanted,
+log_softmax(int* ids, float* logprobs, const float* logits, const Told* told, const int* tokens, int num_wanted,
             int vocab_size, int stride) {
   SHARED_ARRAY(Best, bests, THREADS / 32);
   SHARED_ARRAY(double, sums, THREADS / 32);
   wait_for_predecessor();
   launch_successor();
-  const float* row = logits + uint64_t(rows[blockIdx.x]) * stride;
+  const Told one = told[blockIdx.x];
+  if (one.row < 0) return;
+  const float* row = logits + uint64_t(one.row) * stride;
   const uint64_t out = uint64_t(blockIdx.x) * (num_wanted + 1);
   Best last = {INFINITY, -1};
   double highest = 0, total = 0;
@@ -245,7 +253,7 @@ log_softmax(int* ids, float* logprobs, const float* logits, const int* rows, con
     }
   }
   if (threadIdx.x == 0) {
-    const int token = tokens[blockIdx.x];
+    const int token = tokens[one.place];
     ids[out] = token;
     logprobs[out] = token < 0 ? 0.f : float(double(row[token]) - highest - log(total));
   }

@@ -18,9 +18,10 @@ SHAPE = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i
                   ("max_pages", "i4"), ("window", "i4"), ("scale_log2", "f4")])  # fmt: skip
 HEADS = np.dtype([("num_heads", "i4"), ("num_kv_heads", "i4"), ("page_shift", "i4"), ("eps", "f4")])
 DRAW = np.dtype([("stream", "u8"), ("inverse_temperature", "f4"), ("min_p_log", "f4"),
-                 ("top_p", "f4"), ("top_k", "i4"), ("row", "i4"), ("padding", "i4")])  # fmt: skip
+                 ("top_p", "f4"), ("top_k", "i4"), ("row", "i4"), ("place", "i4")])  # fmt: skip
 EDIT = np.dtype([("row", "i4"), ("token", "i4"), ("repetition", "f4"), ("subtract", "f4"),
                  ("bias", "f4")])  # fmt: skip
+TOLD = np.dtype([("row", "i4"), ("place", "i4")])
 
 
 def linear_prefill_shared_bytes(is_int8: bool) -> int:
