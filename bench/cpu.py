@@ -104,7 +104,9 @@ class Bench:
         self.machine.look()
         step_s, median_s = fastest_window(self.decode(batch))
         self.machine.look()
-        prefill_s = min(self.prefill(args.prompt, PREFILL_RUNS)) if args.prompt else None
+        prefill_s = None
+        if args.prompt:
+            prefill_s = min(self.prefill(args.prompt) for _ in range(PREFILL_RUNS))
         ceilings = self.machine.look()
         middle = args.context + args.steps // 2
         floor_s = self._floor_s(ceilings, batch, batch, middle)
@@ -140,16 +142,13 @@ class Bench:
             times.append(time.perf_counter() - begin)
         return times
 
-    def prefill(self, num_tokens: int, runs: int) -> list[float]:
-        """Return the seconds of each of `runs` prefills of one prompt."""
-        times = []
-        for _ in range(runs):
-            runner = self._runner(1, num_tokens + 1)
-            [plan] = self._starts(runner, 1, num_tokens)
-            begin = time.perf_counter()
-            _execute(runner, plan)
-            times.append(time.perf_counter() - begin)
-        return times
+    def prefill(self, num_tokens: int) -> float:
+        """Return the seconds of the prefill of one prompt."""
+        runner = self._runner(1, num_tokens + 1)
+        [plan] = self._starts(runner, 1, num_tokens)
+        begin = time.perf_counter()
+        _execute(runner, plan)
+        return time.perf_counter() - begin
 
     def _runner(self, batch: int, num_tokens: int) -> ModelRunner:
         size = self._loaded.block_size

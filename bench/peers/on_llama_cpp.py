@@ -59,17 +59,14 @@ class OnLlamaCpp:
         llama_cpp.llama_free(context)
         return times
 
-    def prefill(self) -> list[float]:
-        """Return the seconds of each prefill."""
-        times = []
+    def prefill(self) -> float:
+        """Return the seconds of one prefill."""
         context = self._context(1, self._task.prompt)
-        for _ in range(self._task.runs):
-            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-            begin = time.perf_counter()
-            self._prompt(context, self._task.prompt, 0)
-            times.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        self._prompt(context, self._task.prompt, 0)
+        elapsed = time.perf_counter() - begin
         llama_cpp.llama_free(context)
-        return times
+        return elapsed
 
     def _context(self, batch: int, num_tokens: int) -> Any:
         options = llama_cpp.llama_context_default_params()

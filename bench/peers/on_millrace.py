@@ -37,9 +37,9 @@ class OnMillrace:
         """Return the seconds of each step."""
         return self._bench.decode(batch)
 
-    def prefill(self) -> list[float]:
-        """Return the seconds of each prefill."""
-        return self._bench.prefill(self._task.prompt, self._task.runs)
+    def prefill(self) -> float:
+        """Return the seconds of one prefill."""
+        return self._bench.prefill(self._task.prompt)
 
 
 def load(task: Task) -> OnMillrace:

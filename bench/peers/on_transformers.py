@@ -37,15 +37,12 @@ class OnTransformers:
             times.append(time.perf_counter() - begin)
         return times
 
-    def prefill(self) -> list[float]:
-        """Return the seconds of each prefill."""
-        times = []
-        for _ in range(self._task.runs):
-            ids = self._random_ids(1, self._task.prompt)
-            begin = time.perf_counter()
-            self._next(ids, DynamicCache(config=self._model.config))
-            times.append(time.perf_counter() - begin)
-        return times
+    def prefill(self) -> float:
+        """Return the seconds of one prefill."""
+        ids = self._random_ids(1, self._task.prompt)
+        begin = time.perf_counter()
+        self._next(ids, DynamicCache(config=self._model.config))
+        return time.perf_counter() - begin
 
     def _random_ids(self, batch: int, num_tokens: int) -> torch.Tensor:
         return torch.randint(0, self._model.config.vocab_size, (batch, num_tokens))

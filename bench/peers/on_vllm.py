@@ -55,16 +55,13 @@ class OnVllm:
             waiting = batch - len(outputs)
         return times[: self._task.steps]
 
-    def prefill(self) -> list[float]:
-        """Return the seconds of each prefill."""
-        times = []
-        for _ in range(self._task.runs):
-            self._add(self._task.prompt, 1)
-            begin = time.perf_counter()
-            while self._engine.has_unfinished_requests():
-                self._engine.step()
-            times.append(time.perf_counter() - begin)
-        return times
+    def prefill(self) -> float:
+        """Return the seconds of one prefill."""
+        self._add(self._task.prompt, 1)
+        begin = time.perf_counter()
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return time.perf_counter() - begin
 
     def _add(self, num_tokens: int, num_output: int) -> None:
         from vllm import SamplingParams

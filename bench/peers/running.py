@@ -39,7 +39,7 @@ def run(candidate: Candidate, task: Task, python: str, limit_s: float) -> Outcom
     load = os.getloadavg()[0]
     argv = [python, "-m", candidate.module, json.dumps(asdict(task)), str(path)]
     with log.open("wb") as output:
-        problem = _end(argv, output.fileno(), _environment(task), limit_s)
+        problem = _end(argv, output.fileno(), _environment(), limit_s)
     answer = read_answer(path)
     if answer.missing:
         problem = f"not installed: {', '.join(answer.missing)}"
@@ -70,11 +70,11 @@ def _end(argv: list[str], output: int, environment: dict[str, str], limit_s: flo
     return f"exit {code}" if code else ""
 
 
-def _environment(task: Task) -> dict[str, str]:
-    """Return ours, with the thread count for libraries that read it and no way to a model hub."""
-    threads = str(task.threads)
-    given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return os.environ | given | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+def _environment() -> dict[str, str]:
+    """Return ours without thread counts, which every system is told by its own interface."""
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in counts}
+    return kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
 def _last_line(log: Path) -> str:

@@ -17,12 +17,13 @@ class FakePeer:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self._prefills = 0
         if task.weights == "stuck":
             time.sleep(600)
 
     def facts(self) -> dict[str, str]:
         """Return what it was given."""
-        return {"threads": os.environ["OMP_NUM_THREADS"]}
+        return {"threads": str(self._task.threads)}
 
     def decode(self, batch: int) -> list[float]:
         """Return steps of half a second."""
@@ -32,9 +33,10 @@ class FakePeer:
             os.kill(os.getpid(), signal.SIGILL)
         return [STEP_S] * self._task.steps
 
-    def prefill(self) -> list[float]:
-        """Return one slow prefill and one of a second."""
-        return [9.0, 1.0]
+    def prefill(self) -> float:
+        """Return a slow one first, then one that takes a second."""
+        self._prefills += 1
+        return 9.0 if self._prefills == 1 else 1.0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from bench.peers import __main__ as command
 from bench.peers import table
-from bench.peers.asking import Answer, Task
+from bench.peers.asking import PREFILL_BUDGET_S, Answer, Task, _prefills
 from bench.peers.candidates import CANDIDATES, OURS, PEERS, Candidate
 from bench.peers.running import Outcome, run
 from bench.windows import WINDOW, fastest_window
@@ -36,6 +36,23 @@ def test_what_a_peer_answers(tmp_path: Path) -> None:
     assert outcome.answer.decode_tokens_per_s == {1: 2.0, 4: 8.0}
     assert outcome.answer.prefill_tokens_per_s == 20.0  # the fastest prefill
     assert outcome.answer.facts == {"threads": "1"} and "numpy" in outcome.answer.versions
+
+
+def test_slow_prefills_are_fewer() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.times = iter([PREFILL_BUDGET_S - 1, 2.0, 1.0])
+
+        def facts(self) -> dict[str, str]:
+            return {}
+
+        def decode(self, batch: int) -> list[float]:
+            return []
+
+        def prefill(self) -> float:
+            return next(self.times)
+
+    assert _prefills(Slow(), runs=3) == [PREFILL_BUDGET_S - 1, 2.0]
 
 
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
