@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -29,7 +31,8 @@ class OnOpenVino:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(path), scheduling, "CPU", {"INFERENCE_NUM_THREADS": task.threads}
         )
-        self._vocab_size = 50000  # ids only have to exist
+        config = json.loads((Path(task.folder) / "config.json").read_text())
+        self._vocab_size = int(config["vocab_size"])
         self._task = task
         self._random = random.Random(0)
         self._number = 0
@@ -41,8 +44,7 @@ class OnOpenVino:
 
     def decode(self, batch: int) -> list[float]:
         """Return the seconds of each step."""
-        for _ in range(batch):
-            self._add(self._task.context, self._task.steps + 1)
+        _kept = [self._add(self._task.context, self._task.steps + 1) for _ in range(batch)]
         self._pipeline.step()
         times = []
         while self._pipeline.has_non_finished_requests():
@@ -53,13 +55,14 @@ class OnOpenVino:
 
     def prefill(self) -> float:
         """Return the seconds of one prefill."""
-        self._add(self._task.prompt, 1)
+        _kept = self._add(self._task.prompt, 1)
         begin = time.perf_counter()
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         return time.perf_counter() - begin
 
-    def _add(self, num_tokens: int, num_output: int) -> None:
+    def _add(self, num_tokens: int, num_output: int) -> Any:
+        """Return the request's handle: without it the pipeline drops the request."""
         greedy = openvino_genai.GenerationConfig()
         greedy.max_new_tokens = greedy.min_new_tokens = num_output
         greedy.set_eos_token_id(0)  # the folder has no tokenizer that would know one
@@ -68,7 +71,7 @@ class OnOpenVino:
         ids = [self._random.randrange(self._vocab_size) for _ in range(num_tokens)]
         self._number += 1
         prompt = openvino.Tensor(np.array([ids], np.int64))
-        self._pipeline.add_request(self._number, prompt, greedy)
+        return self._pipeline.add_request(self._number, prompt, greedy)
 
 
 def load(task: Task) -> OnOpenVino:
