@@ -1,7 +1,8 @@
 """Model folders of real shapes with random weights: speed does not depend on the values.
 
 `python -m bench.random_model qwen2-1.5b DIR` writes config.json and model.safetensors, bfloat16, at
-the speed of the disk: one block of random values is written over and over.
+the speed of the disk: one block of random values is written over and over, from another place for
+each tensor, because a peer would store equal tensors once.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BLOCK_VALUES = 1 << 23
+STRIDE = 12_345_679
+"""Odd, so that the first tensors begin in as many places as there are tensors."""
 WEIGHT_SCALE = 0.02
 
 
@@ -83,20 +86,22 @@ def write_random_model(folder: Path, shape: str) -> Path:
     partial = folder / "model.partial"
     with partial.open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
-        for name, sizes in tensors.items():
-            _write(file, name, math.prod(sizes))
+        for number, (name, sizes) in enumerate(tensors.items()):
+            _write(file, name, number, math.prod(sizes))
     partial.rename(target)
     return folder
 
 
-def _write(file: BinaryIO, name: str, count: int) -> None:
+def _write(file: BinaryIO, name: str, number: int, count: int) -> None:
     if name.endswith("norm.weight"):
         file.write(np.full(count, 0x3F80, "<u2").tobytes())  # ones
         return
-    block = _block()
+    block, first = _block(), number * STRIDE % BLOCK_VALUES
     while count > 0:
-        file.write(block[: min(count, BLOCK_VALUES)].data)
-        count -= BLOCK_VALUES
+        values = block[first : first + count]
+        file.write(values.data)
+        count -= len(values)
+        first = 0
 
 
 @cache

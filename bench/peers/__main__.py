@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from bench.peers.asking import Task
-from bench.peers.candidates import CANDIDATES, OURS, PEERS, Candidate
+from bench.peers.candidates import CANDIDATES, OURS, PEERS, WEIGHTS, Candidate
 from bench.peers.hardware import hardware, revision
 from bench.peers.running import Outcome, run
 from bench.peers.table import document
@@ -32,7 +32,7 @@ def main() -> None:
     outcomes = [
         _measured(candidate, task, pythons[candidate.name], args.limit)
         for candidate in CANDIDATES
-        if candidate.name in args.only
+        if candidate.name in args.only and candidate.against in args.weights
     ]
     if args.prepare:
         return
@@ -60,6 +60,9 @@ def _arguments() -> argparse.Namespace:
     names = {name.lower(): name for name in (OURS, *PEERS)}
     option("--only", type=lambda text: _chosen(text, names), default=list(names.values()),
            metavar="NAME[,NAME…]", help=f"of {', '.join(names.values())}")  # fmt: skip
+    option("--weights", type=lambda text: _chosen(text, {name: name for name in WEIGHTS}),
+           default=WEIGHTS, metavar="W[,W…]",
+           help=f"of {', '.join(WEIGHTS)}: ours, and what is held against them")  # fmt: skip
     option("--python", action="append", default=[], metavar="[NAME=]PATH",
            help="the interpreter of all peers, or of one; may be repeated")  # fmt: skip
     option("--output", type=Path, help="where the page goes")

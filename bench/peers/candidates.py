@@ -1,7 +1,8 @@
 """Who is measured, in which order, and against which of our formats.
 
 What is compared stands side by side in the run, so that a machine that changes its speed on the
-way changes both.
+way changes both. transformers runs in float32 too: torch is slow in bfloat16 on processors that
+have no instruction for it, and faster in twice the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ CANDIDATES = (
     Candidate("OpenVINO", "int8", "bench.peers.on_openvino", "int8"),
     Candidate(OURS, "bf16", "bench.peers.on_millrace", "bf16"),
     Candidate("llama.cpp", "BF16", "bench.peers.on_llama_cpp", "bf16"),
+    Candidate("OpenVINO", "16 bit", "bench.peers.on_openvino", "bf16"),
     Candidate("transformers", "bf16", "bench.peers.on_transformers", "bf16"),
+    Candidate("transformers", "float32", "bench.peers.on_transformers", "bf16"),
     Candidate("vLLM", "bf16", "bench.peers.on_vllm", "bf16"),
 )
 PEERS = tuple(dict.fromkeys(c.name for c in CANDIDATES if c.name != OURS))
+WEIGHTS = tuple(c.weights for c in CANDIDATES if c.name == OURS)

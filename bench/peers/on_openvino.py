@@ -17,6 +17,10 @@ from bench.peers.asking import Task, serve
 
 CACHE_GIB = 2
 MAX_SEQUENCES = 64
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "int8": {"bits": 8, "sym": True},
+    "int4": {"bits": 4, "sym": True, "group_size": 128, "ratio": 1.0},
+}
 
 
 class OnOpenVino:
@@ -76,26 +80,27 @@ class OnOpenVino:
 
 def load(task: Task) -> OnOpenVino:
     """Load the converted folder; convert it first if it is not there."""
-    path = Path(task.converted) / f"openvino-{task.weights}"
+    path = Path(task.converted) / f"openvino-{task.weights.replace(' ', '-')}"
     if not path.exists():
         _convert(Path(task.folder), path, task.weights)
     return OnOpenVino(path, task)
 
 
 def _convert(folder: Path, path: Path, weights: str) -> None:
-    """Export as the project recommends: int8 per channel, int4 in groups of 128, head in int8."""
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+    """Export as the project's documentation does; int4 leaves table and head in int8."""
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-    options = {"bits": 8, "sym": True} if weights == "int8" else {
-        "bits": 4, "sym": True, "group_size": 128, "ratio": 1.0,
-    }  # fmt: skip
+    options = QUANTIZATION.get(weights)
+    model = OVModelForCausalLM.from_pretrained(
+        str(folder),
+        export=True,
+        compile=False,
+        load_in_8bit=False,
+        quantization_config=OVWeightQuantizationConfig(**options) if options else None,
+    )
     partial = path.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    main_export(
-        str(folder), partial, task="text-generation-with-past", stateful=True,
-        ov_config=OVConfig(quantization_config=OVWeightQuantizationConfig(**options)),
-    )  # fmt: skip
+    model.save_pretrained(partial)
     partial.rename(path)
 
 

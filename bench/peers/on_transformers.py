@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from bench.peers.asking import Task, serve
 
+DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
+
 
 class OnTransformers:
-    """One model in bfloat16."""
+    """One model."""
 
     def __init__(self, model: Any, task: Task) -> None:
         self._model = model
@@ -58,9 +60,9 @@ class OnTransformers:
 
 
 def load(task: Task) -> OnTransformers:
-    """Load the folder as it is."""
+    """Load the folder as it is, or widened."""
     torch.set_num_threads(task.threads)
-    model = AutoModelForCausalLM.from_pretrained(task.folder, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(task.folder, dtype=DTYPES[task.weights])
     return OnTransformers(model.eval(), task)
 
 

@@ -10,13 +10,15 @@ from bench.peers.asking import Task, serve
 
 MAX_SEQUENCES = 64
 MAX_LENGTH = 2048
+MIN_PASS = 512
 
 
 class OnVllm:
     """One engine, compiled as it comes; requests carry ids."""
 
     def __init__(self, task: Task) -> None:
-        # vLLM reads these when it is imported.
+        # vLLM and torch read these when they are imported.
+        os.environ["OMP_NUM_THREADS"] = str(task.threads)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{task.threads - 1}"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
@@ -27,7 +29,7 @@ class OnVllm:
             dtype="bfloat16",
             max_model_len=MAX_LENGTH,
             max_num_seqs=MAX_SEQUENCES,
-            max_num_batched_tokens=MAX_LENGTH,
+            max_num_batched_tokens=max(task.prompt, MIN_PASS),  # it warms up with such a pass
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
             disable_log_stats=True,

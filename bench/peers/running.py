@@ -33,7 +33,7 @@ def run(candidate: Candidate, task: Task, python: str, limit_s: float) -> Outcom
     """Measure; every end of the process is an outcome, and its output stays in a log."""
     folder = Path(task.converted)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{candidate.name}-{candidate.weights}".lower()
+    stem = candidate.title.replace(" ", "-").lower()
     path, log = folder / f"{stem}.json", folder / f"{stem}.log"
     path.unlink(missing_ok=True)
     load = os.getloadavg()[0]

@@ -51,3 +51,12 @@ def test_a_random_model_is_a_model(tmp_path: Path) -> None:
     stamp = (folder / "model.safetensors").stat().st_mtime_ns
     assert load_model(write_random_model(tmp_path, "tiny"), num_threads=1).config.num_layers == 2
     assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_no_two_tensors_of_a_random_model_are_equal(tmp_path: Path) -> None:
+    raw = (write_random_model(tmp_path, "tiny") / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    matrices = [t["data_offsets"] for name, t in header.items() if len(t["shape"]) == 2]
+    contents = {raw[begin + first : begin + last] for first, last in matrices}
+    assert len(contents) == len(matrices) > 10
