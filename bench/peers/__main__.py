@@ -19,6 +19,7 @@ from bench.peers.hardware import hardware, revision
 from bench.peers.running import Outcome, run
 from bench.peers.table import document
 from bench.random_model import SHAPES, write_random_model
+from bench.tiers import end_on_sigterm
 from worker.kernels.library import default_cache_dir
 
 
@@ -130,4 +131,5 @@ def _facts(args: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main()

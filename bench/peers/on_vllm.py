@@ -22,6 +22,7 @@ class OnVllm:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{task.threads - 1}"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
+        os.environ["VLLM_USE_AOT_COMPILE"] = "0"  # 0.32.0 cannot load what it has stored so
         from vllm import LLM
 
         model = LLM(

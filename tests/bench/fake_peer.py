@@ -40,6 +40,7 @@ class FakePeer:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("noise on standard output\n")
+    sys.stdout.write(f"process {os.getpid()} makes noise on standard output\n")
+    sys.stdout.flush()
     sys.stderr.write("noise on standard error\n")
     serve(["no-such-package"] if '"absent"' in sys.argv[1] else ["numpy"], FakePeer)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,24 @@ def test_a_peer_that_fails_says_why_and_keeps_its_figures(
 
 def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:
     assert fake(tmp_path, "stuck", limit_s=0.5).problem == "not done after 0.5 s"
+
+
+def test_an_ended_command_leaves_no_process(tmp_path: Path) -> None:
+    code = (
+        "import runpy; from bench.peers import candidates as known;"
+        f"known.CANDIDATES = (known.Candidate({PEERS[0]!r}, 'stuck', {FAKE!r}, 'int8'),);"
+        "runpy.run_module('bench.peers', run_name='__main__')"
+    )
+    argv = [sys.executable, "-c", code, "--shape", "tiny", "--folder", str(tmp_path)]
+    log = tmp_path / "peers" / f"{PEERS[0]}-stuck.log"
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not log.exists() or "\n" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+    [peer] = re.findall(r"process (\d+)", log.read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(peer), 0)
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
