@@ -24,7 +24,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class LayerPages(NamedTuple):
-    """[num_blocks, block_size, num_kv_heads, head_dim] each, float32 or bfloat16."""
+    """[num_blocks, block_size, num_kv_heads, head_dim] each, float32 or bfloat16.
+
+    The order inside a block is the backend's (`kernels/pages.py`); blocks move as bytes.
+    """
 
     keys: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]

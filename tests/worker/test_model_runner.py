@@ -15,6 +15,7 @@ from tests.worker.plans import EVERY_STAGE, generate, sampling, start
 from worker.arena import Arena, num_bytes
 from worker.build import LoadedModel, load_model
 from worker.errors import KernelError
+from worker.kernels.pages import keys_of
 from worker.kv_cache import KvCache, kv_pieces
 from worker.model_runner import ModelRunner
 from worker.warm_up import warm_up
@@ -128,7 +129,7 @@ def test_shifted_keys_are_near_those_of_their_new_positions(tiny: LoadedModel, l
     before = runner._cache.layers[0].values.copy()
     runner.execute(wire.ExecutePlan(1, shifts=(wire.Shift(1, cells.tobytes(), -6),)))
     keys, wanted = (
-        one._cache.layers[0].keys.reshape(-1, 16).astype(np.float32) for one in (runner, other)
+        keys_of(one._cache.layers[0].keys, np.arange(48))[:, 0] for one in (runner, other)
     )
     assert np.allclose(keys[cells], wanted[cells - 6], atol=1e-5)
     assert np.array_equal(keys[:10], wanted[:10])

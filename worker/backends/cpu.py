@@ -30,6 +30,7 @@ from worker.kernels.packed import (
     stored_format,
     to_float32,
 )
+from worker.kernels.pages import keys_of
 from worker.kernels.records import (
     Buffer,
     CStep,
@@ -46,6 +47,8 @@ from worker.sampler import Sampler
 
 MAX_HEAD_DIM = 256
 """As in `operands.h`."""
+GROUP = 16
+"""As in `attention.h`."""
 ATTENTION_SCRATCH = 65 * 32 * (2 + MAX_HEAD_DIM) * 4
 """Bytes, as in `attention.h`."""
 
@@ -109,7 +112,7 @@ class CpuBackend:
     @property
     def fingerprint(self) -> str:
         """Levels agree bit for bit, so that none is named."""
-        return f"cpu {self.weights.name.lower()} kernels=1"
+        return f"cpu {self.weights.name.lower()} kernels=2"
 
     def sampler(self, vocab_size: int) -> Sampler:
         """Return what draws from the logits of a pass."""
@@ -263,6 +266,7 @@ class CpuBackend:
         self, qkv: Buffer, step: StepInputs, cache: LayerPages, num_heads: int, rotary: Rotary
     ) -> Buffer:
         num_kv_heads, head_dim = cache.keys.shape[2:]
+        _require_pages("rope", cache)
         _require("rope", "qkv", qkv, (num_heads + 2 * num_kv_heads) * head_dim, Rows.TOKENS)
         out = Buffer(Rows.TOKENS, num_heads * head_dim)
         heads = (num_heads, num_kv_heads, head_dim, stored_format("rope", "keys", cache.keys))
@@ -289,11 +293,8 @@ class CpuBackend:
                 f"paged_attention: q has width {q.width}, expected a multiple of "
                 f"{num_kv_heads * head_dim}"
             )
+        _require_pages("paged_attention", cache)
         out = Buffer(Rows.TOKENS, q.width)
-        if head_dim > MAX_HEAD_DIM:
-            raise KernelError(
-                f"paged_attention: head_dim is {head_dim}, allowed: at most {MAX_HEAD_DIM}"
-            )
         heads = (q.width // head_dim, num_kv_heads, head_dim)
         scratch = Buffer(Rows.TOKENS, 0, fixed_bytes=ATTENTION_SCRATCH)
         kept = stored_format("paged_attention", "keys", cache.keys)
@@ -319,8 +320,7 @@ class CpuBackend:
         assert isinstance(
             self._sink, Live
         )  # only who looks on asks, and then records run as they come
-        keys = cache.keys.reshape(-1, *cache.keys.shape[2:])[self._sink.batch.cells]
-        return to_float32(keys)
+        return to_float32(keys_of(cache.keys, self._sink.batch.cells))
 
     def to_host(self, tensor: Buffer | Floats) -> Floats:
         given = tensor.given if isinstance(tensor, Buffer) else tensor
@@ -328,14 +328,27 @@ class CpuBackend:
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
         require("rope_shift", "cells", cells, I32, (None,))
+        _require_pages("rope_shift", cache)
         num_cells = cache.keys.shape[0] * cache.keys.shape[1]
         if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
             raise KernelError(f"rope_shift: cells outside 0..{num_cells - 1}")
         kept = stored_format("rope_shift", "keys", cache.keys)
         words = (cache.keys, *cache.keys.shape[2:], kept, rotary.frequencies, delta)
         record = Record(Kind.ROPE_SHIFT, Rows.TOKENS, words).pack(0)
-        step = CStep(num_tokens=len(cells), cells=cells.ctypes.data)
+        block_size = cache.keys.shape[1]
+        step = CStep(num_tokens=len(cells), block_size=block_size, cells=cells.ctypes.data)
         self.run(address_of(record), 1, ctypes.addressof(step))
+
+
+def _require_pages(operator: str, cache: LayerPages) -> None:
+    """Raise KernelError unless attention can read pages of this size and heads of this width."""
+    _, block_size, _, head_dim = cache.keys.shape
+    if block_size not in (1, GROUP):
+        raise KernelError(f"{operator}: block_size is {block_size}, allowed: 1 or {GROUP}")
+    if head_dim > MAX_HEAD_DIM or head_dim % 2:
+        raise KernelError(
+            f"{operator}: head_dim is {head_dim}, allowed: at most {MAX_HEAD_DIM}, and even"
+        )
 
 
 def _require(operator: str, name: str, x: Buffer, width: int, rows: Rows | None = None) -> None:

@@ -6,41 +6,59 @@
 
 namespace millrace {
 
+// Memory that is to be read soon, asked for between the products so that both work at the same time:
+// a line of each part in turn, because the memory serves many streams faster than one.
+struct Ahead {
+  const uint8_t* const* parts;
+  int shift;  // of 2, the number of parts
+  int64_t next, end;  // lines of all parts
+
+  // `count` divides the number of parts.
+  void ask(int64_t count) {
+    if (next >= end) return;
+    for (int64_t i = 0; i < count; i++, next++)
+      __builtin_prefetch(parts[next & ((1 << shift) - 1)] + (next >> shift) * 64, 0, 2);
+  }
+};
+
 // Of one split of a tile, where its keys and values lie. Those that no row sees are said to lie in
-// cell 0, and are not read.
+// the cache's first part, and are not read.
 struct SplitCells {
   int64_t begin, end;  // keys of the split, 0 .. SPLIT
+  int64_t num_parts, part_lines;
+  int shift;  // of 2, num_parts
+  // The parts that hold a key each, or a page.
   const uint8_t* keys[SPLIT];
-  const uint8_t* values[SPLIT];
+  const uint8_t* value_parts[SPLIT];
+  const uint8_t* next_keys[SPLIT];  // of the split after
+  const uint8_t* values[SPLIT];     // of each key
 
-  // What is read after the scores of a group: the next group, at last the first values.
-  const uint8_t* const* after_group(int64_t group) const {
-    int64_t next = (group + 1) * GROUP;
-    return next < end ? keys + next : values + begin / PAIR_RUN * PAIR_RUN;
-  }
-  // What is read after a run of values: the next run.
-  const uint8_t* const* after_run(int64_t first) const {
-    return first + PAIR_RUN < end ? values + first + PAIR_RUN : nullptr;
+  Ahead ahead(const uint8_t* const* parts) const {
+    return {parts, shift, 0, num_parts * part_lines};
   }
 };
 
 static void find_cells(const RowMap& rows, const RowTile& tile, int64_t split, int64_t item_bytes,
                        SplitCells* cells) {
   const AttentionArguments& a = rows.a;
-  int64_t first = split * SPLIT, block_size = rows.step.block_size;
+  Block block{rows.step.block_size, a.num_kv_heads, a.head_dim};
+  int64_t first = split * SPLIT, end = rows.end(tile, tile.num_rows - 1) - first;
   cells->begin = max_of(0, rows.begin(tile, 0) - first);
-  cells->end = min_of(SPLIT, rows.end(tile, tile.num_rows - 1) - first);
-  for (int64_t j = 0; j < SPLIT; j++) cells->keys[j] = a.keys, cells->values[j] = a.values;
+  cells->end = min_of(SPLIT, end);
+  cells->num_parts = SPLIT / block.size;
+  cells->shift = __builtin_ctzll(uint64_t(cells->num_parts));
+  cells->part_lines = ceil_div(block.size * a.head_dim * item_bytes, 64);
   const int32_t* table = rows.step.block_tables + tile.sequence * rows.step.table_width;
-  int64_t head_bytes = a.head_dim * item_bytes, cell_bytes = a.num_kv_heads * head_bytes;
-  for (int64_t j = cells->begin; j < cells->end;) {
-    int64_t block = (first + j) / block_size, place = (first + j) % block_size;
-    int64_t stop = min_of(cells->end, j + block_size - place);
-    int64_t offset = (table[block] * block_size + place) * cell_bytes + tile.kv_head * head_bytes;
-    for (; j < stop; j++, offset += cell_bytes) {
-      cells->keys[j] = a.keys + offset;
-      cells->values[j] = a.values + offset;
-    }
+  int64_t head_bytes = a.head_dim * item_bytes;
+  for (int64_t i = 0, j = 0; i < cells->num_parts; i++, j += block.size) {
+    const int32_t* entry = table + first / block.size + i;
+    bool is_seen = j < cells->end && j + block.size > cells->begin;
+    int64_t here = is_seen ? block.part(entry[0], tile.kv_head) * item_bytes : 0;
+    int64_t next = j + SPLIT < end ? block.part(entry[cells->num_parts], tile.kv_head) : 0;
+    cells->keys[i] = a.keys + here;
+    cells->value_parts[i] = a.values + here;
+    cells->next_keys[i] = a.keys + next * item_bytes;
+    for (int64_t k = 0; k < block.size; k++) cells->values[j + k] = a.values + here + k * head_bytes;
   }
 }
 

@@ -1,236 +1,11 @@
 // Paged attention, once per level. See `attention.h` for the order of operations.
-
-// A cache of float32: a pair of inputs of sixteen keys is two lines.
-struct FloatCache {
-  using Item = float;
-  static constexpr int64_t LINES = 2;
-  static Lanes even(const uint32_t* pair) { return load((const float*)pair); }
-  static Lanes odd(const uint32_t* pair) { return load((const float*)pair + 16); }
-  static Lanes value(const float* p) { return load(p); }
-  static Lanes value_part(const float* p, int64_t n) { return load_part(p, n, 0.0f); }
-  static Lanes rounded(Lanes a) { return a; }
-};
-
-// A cache of bfloat16: a pair is one line of words.
-struct Bf16Cache {
-  using Item = bf16;
-  static constexpr int64_t LINES = 1;
-  static Lanes even(const uint32_t* pair) { return even_bf16((const bf16*)pair); }
-  static Lanes odd(const uint32_t* pair) { return odd_bf16((const bf16*)pair); }
-  static Lanes value(const bf16* p) { return load_bf16(p); }
-  static Lanes value_part(const bf16* p, int64_t n) {
-    bf16 v[16] = {};
-    memcpy(v, p, size_t(n) * 2);
-    return load_bf16(v);
-  }
-  static Lanes rounded(Lanes a) {
-    bf16 v[16];
-    store_bf16(v, a);
-    return load_bf16(v);
-  }
-};
-
-// out[w][r] = rows[r][w] for sixteen rows of sixteen words.
-inline void turn_words(const uint32_t* const* rows, int64_t start, uint32_t* out) {
-#if LANES_LEVEL == 512
-  __m512i a[16], b[16];
-  for (int r = 0; r < 16; r++) a[r] = _mm512_loadu_si512(rows[r] + start);
-  for (int r = 0; r < 16; r += 2) {
-    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
-    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
-  }
-  for (int r = 0; r < 16; r += 4)
-    for (int i = 0; i < 2; i++) {
-      a[r + 2 * i] = _mm512_unpacklo_epi64(b[r + i], b[r + i + 2]);
-      a[r + 2 * i + 1] = _mm512_unpackhi_epi64(b[r + i], b[r + i + 2]);
-    }
-  for (int i = 0; i < 4; i++) {
-    __m512i low = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-    __m512i high = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-    __m512i low2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-    __m512i high2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-    _mm512_storeu_si512(out + i * 16, _mm512_shuffle_i32x4(low, low2, 0x88));
-    _mm512_storeu_si512(out + (i + 4) * 16, _mm512_shuffle_i32x4(high, high2, 0x88));
-    _mm512_storeu_si512(out + (i + 8) * 16, _mm512_shuffle_i32x4(low, low2, 0xdd));
-    _mm512_storeu_si512(out + (i + 12) * 16, _mm512_shuffle_i32x4(high, high2, 0xdd));
-  }
-#elif LANES_LEVEL == 256
-  for (int half = 0; half < 2; half++)
-    for (int side = 0; side < 2; side++) {
-      __m256i a[8], b[8];
-      for (int r = 0; r < 8; r++)
-        a[r] = _mm256_loadu_si256((const __m256i*)(rows[half * 8 + r] + start + side * 8));
-      for (int r = 0; r < 8; r += 2) {
-        b[r] = _mm256_unpacklo_epi32(a[r], a[r + 1]);
-        b[r + 1] = _mm256_unpackhi_epi32(a[r], a[r + 1]);
-      }
-      for (int r = 0; r < 8; r += 4)
-        for (int i = 0; i < 2; i++) {
-          a[r + 2 * i] = _mm256_unpacklo_epi64(b[r + i], b[r + i + 2]);
-          a[r + 2 * i + 1] = _mm256_unpackhi_epi64(b[r + i], b[r + i + 2]);
-        }
-      for (int i = 0; i < 4; i++) {
-        uint32_t* line = out + (side * 8 + i) * 16 + half * 8;
-        _mm256_storeu_si256((__m256i*)line, _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
-        _mm256_storeu_si256((__m256i*)(line + 64),
-                            _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
-      }
-    }
-#else
-  for (int w = 0; w < 16; w++)
-    for (int r = 0; r < 16; r++) out[w * 16 + r] = rows[r][start + w];
-#endif
-}
-
-// The keys of one group as lines of sixteen lanes; inputs past the head's end, and keys that no row
-// sees, are zero.
-template <class C>
-void turn_keys(const SplitCells& cells, int64_t group, int64_t head_dim, uint32_t* panel) {
-  alignas(64) static const uint32_t zeros[MAX_HEAD_DIM] = {};
-  int64_t words = head_dim * int64_t(sizeof(typename C::Item)) / 4;
-  int64_t unit = 16 * C::LINES, padded = ceil_div(words, unit) * unit;
-  const uint32_t* rows[GROUP];
-  for (int64_t r = 0; r < GROUP; r++) {
-    int64_t j = group * GROUP + r;
-    bool seen = j >= cells.begin && j < cells.end;
-    rows[r] = seen ? (const uint32_t*)cells.keys[j] : zeros;
-  }
-  int64_t w = 0;
-  for (; w + 16 <= words; w += 16) turn_words(rows, w, panel + w * 16);
-  for (; w < padded; w += 16) {
-    alignas(64) uint32_t tail[GROUP][16] = {};
-    const uint32_t* tails[GROUP];
-    for (int64_t r = 0; r < GROUP; r++) {
-      if (w < words) memcpy(tail[r], rows[r] + w, size_t(words - w) * 4);
-      tails[r] = tail[r];
-    }
-    turn_words(tails, 0, panel + w * 16);
-  }
-}
-
-// Ask for the part of a cell that is to be read soon: a few lines between the products, so that
-// memory and arithmetic work at the same time.
-template <class C>
-void ask_for(const uint8_t* cell, int64_t part) {
-  for (int64_t line = 0; line < C::LINES; line++)
-    __builtin_prefetch(cell + (part * C::LINES + line) * 64);
-}
-
-// scores[m][lane] = q[m] · key of the lane; `blocks` runs of 32 inputs. `ahead`: a group of cells
-// that are read next, or null.
-template <class C, int ROWS>
-void score_rows(const float* q, const uint32_t* panel, int64_t blocks,
-                const uint8_t* const* ahead, float* scores) {
-  Lanes sums[ROWS];
-  for (int m = 0; m < ROWS; m++) sums[m] = zero();
-  for (int64_t b = 0; b < blocks; b++) {
-    Lanes even[ROWS], odd[ROWS];
-    for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i++) {
-      const uint32_t* pair = panel + (b * 16 + i) * C::LINES * 16;
-      Lanes x = C::even(pair), y = C::odd(pair);
-      if (ahead) ask_for<C>(ahead[i], b);
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; m++) {
-        const float* inputs = q + m * MAX_HEAD_DIM + b * 32 + 2 * i;
-        even[m] = fma(splat(inputs[0]), x, even[m]);
-        odd[m] = fma(splat(inputs[1]), y, odd[m]);
-      }
-    }
-    for (int m = 0; m < ROWS; m++) sums[m] = sums[m] + (even[m] + odd[m]);
-  }
-  for (int m = 0; m < ROWS; m++) store(scores + m * SPLIT, sums[m]);
-}
-
-// Sixteen values of a cell from `k` on, of which `n` are the head's.
-template <class C>
-Lanes value_lanes(const uint8_t* cell, int64_t k, int64_t n) {
-  auto p = (const typename C::Item*)cell + k;
-  return n >= 16 ? C::value(p) : C::value_part(p, n);
-}
-
-// out[m] += weights[m] · values, over one run of 32 keys, of which keys `from` .. `to` count.
-// `ahead`: a run of cells that are read next, or null.
-template <class C, int ROWS>
-void weigh_rows(const uint8_t* const* values, int64_t from, int64_t to, const float* weights,
-                int64_t head_dim, const uint8_t* const* ahead, float* out) {
-  for (int64_t k = 0; k < head_dim; k += 16) {
-    Lanes even[ROWS], odd[ROWS];
-    for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
-    int64_t n = head_dim - k;
-    auto take = [&](int64_t j, Lanes v, Lanes* chain) {
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; m++) chain[m] = fma(splat(weights[m * SPLIT + j]), v, chain[m]);
-    };
-    if (from == 0 && to == PAIR_RUN && n >= 16) {
-#pragma GCC unroll 2
-      for (int64_t j = 0; j < PAIR_RUN; j += 2) {
-        if (ahead) ask_for<C>(ahead[j + k / 16 % 2], k / 32);
-        take(j, C::value((const typename C::Item*)values[j] + k), even);
-        take(j + 1, C::value((const typename C::Item*)values[j + 1] + k), odd);
-      }
-    } else {
-      for (int64_t j = from; j < to; j++)
-        take(j, value_lanes<C>(values[j], k, n), j % 2 ? odd : even);
-    }
-    for (int m = 0; m < ROWS; m++) {
-      float* sum = out + m * MAX_HEAD_DIM + k;
-      store(sum, load(sum) + (even[m] + odd[m]));
-    }
-  }
-}
-
-#if LANES_LEVEL == 512
-constexpr int MOST_ROWS = 8;
-#else
-constexpr int MOST_ROWS = 2;
-#endif
-
-// Call one(rows, first) for runs of rows that a kernel takes at once: a constant and a place.
-template <int ROWS, class One>
-void in_runs(int64_t first, int64_t stop, One&& one) {
-  for (; first + ROWS <= stop; first += ROWS) one(std::integral_constant<int, ROWS>(), first);
-  if constexpr (ROWS > 1) in_runs<ROWS - 1>(first, stop, one);
-}
-
-// The products of a tile's rows with the vectors of the level.
-template <class C>
-class VectorProducts {
- public:
-  VectorProducts(const float (*q)[MAX_HEAD_DIM], int64_t num_rows, int64_t head_dim)
-      : q_(q), num_rows_(num_rows), head_dim_(head_dim) {}
-
-  // scores[row][lane] of one group of keys.
-  void score(const uint32_t* panel, const uint8_t* const* ahead, float* scores) {
-    in_runs<MOST_ROWS>(0, num_rows_, [&](auto count, int64_t r) {
-      score_rows<C, count.value>(q_[r], panel, ceil_div(head_dim_, 32), r ? nullptr : ahead,
-                                 scores + r * SPLIT);
-    });
-  }
-
-  // Add one run of keys to rows `first` .. `stop`; those that see the same keys of it together.
-  void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
-             const float (*weights)[SPLIT], const uint8_t* const* ahead, Partial* out) {
-    for (int64_t r = first, next; r < stop; r = next) {
-      int64_t begin = run.begin(r), end = run.end(r);
-      for (next = r + 1; next < stop && run.begin(next) == begin && run.end(next) == end;) next++;
-      if (begin >= end) continue;
-      in_runs<MOST_ROWS>(r, next, [&](auto count, int64_t m) {
-        weigh_rows<C, count.value>(values, begin, end, weights[m] + run.first, head_dim_,
-                                   m ? nullptr : ahead, out->values[m]);
-      });
-    }
-  }
-
- private:
-  const float (*q_)[MAX_HEAD_DIM];
-  int64_t num_rows_, head_dim_;
-};
+#include "attention_cells_body.h"
+#include "attention_products_body.h"
 
 // The weights of one row over its keys `from` .. `to` of the split: scores become e^(score - max).
 template <class C>
-void weights_of(float* scores, int64_t from, int64_t to, float* maximum, float* total) {
+void weights_of(float* scores, int64_t from, int64_t to, Ahead* ahead, float* maximum,
+                float* total) {
   float nothing = -__builtin_inff();
   int64_t start = from / GROUP * GROUP, stop = ceil_div(to, GROUP) * GROUP;
   for (int64_t j = start; j < from; j++) scores[j] = nothing;
@@ -240,7 +15,8 @@ void weights_of(float* scores, int64_t from, int64_t to, float* maximum, float* 
   *maximum = largest(most);
   Lanes sums = zero(), top = splat(*maximum);
   for (int64_t j = start; j < stop; j += GROUP) {
-    Lanes weight = C::rounded(exponential(load(scores + j) - top));
+    ahead->ask(C::LINES);
+    Lanes weight = C::rounded(exponential_of_negative(load(scores + j) - top));
     store(scores + j, weight);
     sums = sums + weight;
   }
@@ -267,18 +43,35 @@ struct Attention {
     }
   }
 
-  // One split of a tile.
-  void compute(const RowTile& tile, int64_t split, const float (*q)[MAX_HEAD_DIM],
+  // The keys of one or two groups, as a page holds them.
+  void read_keys(const SplitCells& cells, int64_t group, int64_t count, uint32_t* turned,
+                 const uint32_t** panels) const {
+    for (int64_t i = 0; i < count; i++) {
+      panels[i] = (const uint32_t*)cells.keys[group + i];
+      if (rows.step.block_size == GROUP) continue;
+      uint32_t* panel = turned + i * MAX_HEAD_DIM * GROUP;
+      turn_keys<C>(cells, group + i, rows.a.head_dim, panel);
+      panels[i] = panel;
+    }
+  }
+
+  // One split of a tile. `is_first`: nobody has asked for its keys yet.
+  void compute(const RowTile& tile, int64_t split, bool is_first, const float (*q)[MAX_HEAD_DIM],
                Partial* out) const {
     SplitCells cells;
     find_cells(rows, tile, split, sizeof(typename C::Item), &cells);
+    Ahead now = cells.ahead(cells.keys);
+    while (is_first && now.next < now.end) now.ask(1);
     int64_t head_dim = rows.a.head_dim, num_rows = tile.num_rows;
     alignas(64) float scores[TILE_ROWS][SPLIT];
-    alignas(64) uint32_t panel[MAX_HEAD_DIM * GROUP];
+    alignas(64) uint32_t turned[2 * MAX_HEAD_DIM * GROUP];
+    const uint32_t* panels[2];
     Products products(q, num_rows, head_dim);
-    for (int64_t g = cells.begin / GROUP; g * GROUP < cells.end; g++) {
-      turn_keys<C>(cells, g, head_dim, panel);
-      products.score(panel, cells.after_group(g), scores[0] + g * GROUP);
+    Ahead values = cells.ahead(cells.value_parts), keys = cells.ahead(cells.next_keys);
+    for (int64_t g = cells.begin / GROUP, stop = ceil_div(cells.end, GROUP); g < stop; g += 2) {
+      int64_t count = min_of(2, stop - g);
+      read_keys(cells, g, count, turned, panels);
+      products.score(panels, count, &values, scores[0] + g * GROUP);
     }
     RunOfKeys run;
     int64_t first = split * SPLIT;
@@ -287,12 +80,12 @@ struct Attention {
       int64_t to = run.to[r] = min_of(SPLIT, rows.end(tile, r) - first);
       out->maximum[r] = -__builtin_inff();
       out->sum[r] = 0.0f;
-      if (from < to) weights_of<C>(scores[r], from, to, &out->maximum[r], &out->sum[r]);
+      if (from < to) weights_of<C>(scores[r], from, to, &keys, &out->maximum[r], &out->sum[r]);
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
     for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
       run.first = j;
-      products.weigh(cells.values + j, run, 0, num_rows, scores, cells.after_run(j), out);
+      products.weigh(cells.values + j, run, 0, num_rows, scores, &keys, out);
     }
   }
 
@@ -341,7 +134,7 @@ struct Attention {
     read_queries(tile, q);
     clear(tile, &all);
     for (int64_t s = tile.first_split; s < tile.first_split + tile.num_splits; s++) {
-      compute(tile, s, q, &part);
+      compute(tile, s, s == tile.first_split, q, &part);
       join(tile, s, part, &all);
     }
     write(tile, all);
@@ -357,7 +150,11 @@ struct Attention {
     int64_t stop = tile.first_split + tile.num_splits;
     for (int64_t first = tile.first_split; first < stop; first += SHARED_SPLITS) {
       int64_t count = min_of(SHARED_SPLITS, stop - first);
-      pool.each(count, [&](int64_t i, int) { compute(tile, first + i, q, parts + i); });
+      int64_t run = max_of(1, count / (4 * pool.num_threads()));  // of splits, read one by one
+      pool.each(ceil_div(count, run), [&](int64_t piece, int) {
+        for (int64_t i = piece * run; i < min_of(count, (piece + 1) * run); i++)
+          compute(tile, first + i, i == piece * run, q, parts + i);
+      });
       for (int64_t i = 0; i < count; i++) join(tile, first + i, parts[i], all);
     }
     write(tile, *all);

@@ -12,14 +12,36 @@ class TileProducts {
       }
   }
 
+  void score(const uint32_t* const* panels, int64_t num_groups, Ahead* ahead, float* scores) {
+    if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panels, num_groups, ahead, scores);
+    for (int64_t g = 0; g < num_groups; g++) score_group(panels[g], ahead, scores + g * GROUP);
+  }
+
+  void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
+             const float (*weights)[SPLIT], Ahead* ahead, Partial* out) {
+    bool paired = false;
+    for (int64_t r = first; r < stop; r += UNIT_ROWS) {
+      int64_t end = min_of(stop, r + UNIT_ROWS);
+      if (end - r < MIN_UNIT_ROWS || !run.is_whole(r, end)) {
+        vectors_.weigh(values, run, r, end, weights, ahead, out);
+        continue;
+      }
+      if (!paired) pair_values(values);
+      paired = true;
+      weigh_unit(run.first, r, end, weights, ahead, out);
+    }
+  }
+
+ private:
+  static constexpr int64_t UNIT_ROWS = 16, MIN_UNIT_ROWS = 3;
+
   // A group of keys is the right factor as it is: a block of 32 inputs is sixteen lines of pairs.
-  void score(const uint32_t* panel, const uint8_t* const* ahead, float* scores) {
-    if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panel, ahead, scores);
+  void score_group(const uint32_t* panel, Ahead* ahead, float* scores) {
     bool both = num_rows_ > UNIT_ROWS;
     tile_zero<0>(), tile_zero<1>();
     for (int64_t b = 0; b < ceil_div(head_dim_, 32); b++) {
-      for (int64_t i = 0; ahead && i < GROUP; i++) ask_for<Bf16Cache>(ahead[i], b);
-      tile_load<6>(panel + b * 256, 64);
+      ahead->ask(GROUP);
+      tile_load<6>(whole_block(panel, b), 64);
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
       tile_product_bf16<0, 4, 6>();
       if (!both) continue;
@@ -30,36 +52,33 @@ class TileProducts {
     if (both) tile_store<1>(scores + UNIT_ROWS * SPLIT, SPLIT * 4);
   }
 
-  void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
-             const float (*weights)[SPLIT], const uint8_t* const* ahead, Partial* out) {
-    bool paired = false;
-    for (int64_t r = first; r < stop; r += UNIT_ROWS) {
-      int64_t end = min_of(stop, r + UNIT_ROWS);
-      if (end - r < MIN_UNIT_ROWS || !run.is_whole(r, end)) {
-        vectors_.weigh(values, run, r, end, weights, ahead, out);
-        continue;
-      }
-      if (!paired) pair_values(values);
-      paired = true;
-      weigh_unit(run.first, r, end, weights, r ? nullptr : ahead, out);
-    }
+  // Sixteen pairs of inputs from a page, zero past the head's end.
+  const uint32_t* whole_block(const uint32_t* panel, int64_t b) {
+    int64_t num_words = (head_dim_ - b * 32) / 2 * GROUP;
+    if (num_words >= 16 * GROUP) return panel + b * 256;
+    memset(tail_, 0, sizeof tail_);
+    memcpy(tail_, panel + b * 256, size_t(num_words) * 4);
+    return tail_;
   }
-
- private:
-  static constexpr int64_t UNIT_ROWS = 16, MIN_UNIT_ROWS = 3;
 
   // Two keys' values side by side, as the right factor of a product over keys.
   void pair_values(const uint8_t* const* values) {
+    int64_t whole = head_dim_ / 32 * 32;
     for (int64_t j = 0; j < PAIR_RUN; j += 2) {
       auto even = (const bf16*)values[j], odd = (const bf16*)values[j + 1];
-      for (int64_t k = 0; k < head_dim_; k++)
+      for (int64_t k = 0; k < whole; k += 32)
+        for (int64_t i = 0; i < 16; i++) {
+          pairs_[k / 16][j / 2][i] = even[k + 2 * i] | uint32_t(odd[k + 2 * i]) << 16;
+          pairs_[k / 16 + 1][j / 2][i] = even[k + 2 * i + 1] | uint32_t(odd[k + 2 * i + 1]) << 16;
+        }
+      for (int64_t k = whole; k < head_dim_; k++)
         pairs_[k / 16][j / 2][k % 16] = even[k] | uint32_t(odd[k]) << 16;
       for (int64_t k = head_dim_; k % 16; k++) pairs_[k / 16][j / 2][k % 16] = 0;
     }
   }
 
   void weigh_unit(int64_t j, int64_t first, int64_t stop, const float (*weights)[SPLIT],
-                  const uint8_t* const* ahead, Partial* out) {
+                  Ahead* ahead, Partial* out) {
     alignas(64) bf16 left[UNIT_ROWS][PAIR_RUN] = {};
     for (int64_t r = first; r < stop; r++) {
       store_bf16(left[r - first], load(weights[r] + j));
@@ -67,7 +86,7 @@ class TileProducts {
     }
     tile_load<4>(left, sizeof left[0]);
     for (int64_t d = 0; d < ceil_div(head_dim_, 16); d++) {
-      for (int64_t i = d % 2; ahead && i < PAIR_RUN; i += 2) ask_for<Bf16Cache>(ahead[i], d / 2);
+      ahead->ask(GROUP);
       float* sums = out->values[first] + d * 16;
       tile_load<0>(sums, sizeof out->values[0]);
       tile_load<6>(pairs_[d], 64);
@@ -80,6 +99,7 @@ class TileProducts {
   VectorProducts<Bf16Cache> vectors_;
   int64_t num_rows_, head_dim_;
   alignas(64) bf16 q_[TILE_ROWS][MAX_HEAD_DIM];
+  alignas(64) uint32_t tail_[16 * GROUP];
   alignas(64) uint32_t pairs_[MAX_HEAD_DIM / 16][PAIR_RUN / 2][16];
 };
 

@@ -44,15 +44,29 @@ inline Lanes odd_bf16(const bf16* p) {
   __m512i high = _mm512_set1_epi32(int(0xffff0000));
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high))};
 }
-inline void store_bf16(bf16* p, Lanes a) {
+// The words of the nearest bf16s in their upper halves; what is below is of no meaning.
+inline __m512i words_of_bf16(Lanes a) {
   __m512i bits = _mm512_castps_si512(a.v);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  __m512i chosen = _mm512_mask_mov_epi32(rounded, nan, quiet);
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  return _mm512_mask_mov_epi32(rounded, nan, quiet);
 }
+inline void store_bf16(bf16* p, Lanes a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(words_of_bf16(a), 16)));
+}
+inline Lanes nearest_bf16(Lanes a) {
+  __m512i high = _mm512_set1_epi32(int(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_and_si512(words_of_bf16(a), high))};
+}
+// 2^n, n being the low bits of what a sum with 1.5 · 2^23 has rounded to; -126 <= n <= 127.
+inline Lanes power_of_low_bits(Lanes a) {
+  __m512i e = _mm512_slli_epi32(_mm512_castps_si512(a.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(e, _mm512_set1_epi32(127 << 23)))};
+}
+inline __m256 upper_half(Lanes a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline __m256 lower_half(Lanes a) { return _mm512_castps512_ps256(a.v); }
 
 #elif LANES_LEVEL == 256
 struct Lanes {
@@ -123,6 +137,17 @@ inline void store_bf16(bf16* p, Lanes a) {
   __m256i packed = _mm256_packus_epi32(rounded_bf16(a.v), rounded_bf16(a.w));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
 }
+inline __m256 nearest_bf16(__m256 a) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(rounded_bf16(a), 16));
+}
+inline Lanes nearest_bf16(Lanes a) { return {nearest_bf16(a.v), nearest_bf16(a.w)}; }
+inline __m256 power_of_low_bits(__m256 a) {
+  __m256i e = _mm256_slli_epi32(_mm256_castps_si256(a), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(e, _mm256_set1_epi32(127 << 23)));
+}
+inline Lanes power_of_low_bits(Lanes a) { return {power_of_low_bits(a.v), power_of_low_bits(a.w)}; }
+inline __m256 upper_half(Lanes a) { return a.w; }
+inline __m256 lower_half(Lanes a) { return a.v; }
 
 #else
 struct Lanes {
@@ -156,26 +181,35 @@ inline Lanes odd_bf16(const bf16* p) { EACH_LANE(from_bf16(p[2 * i + 1])); }
 inline void store_bf16(bf16* p, Lanes a) {
   for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
 }
+inline Lanes nearest_bf16(Lanes a) { EACH_LANE(from_bf16(to_bf16(a.v[i]))); }
+inline Lanes power_of_low_bits(Lanes a) { EACH_LANE(from_bits((to_bits(a.v[i]) << 23) + (127u << 23))); }
 #undef EACH_LANE
 #endif
 
 inline Lanes zero() { return splat(0.0f); }
 
 // Fold halves onto each other: 16 → 8 → 4 → 2 → 1.
+#if LANES_LEVEL
+#define FOLD(add8, add4)                                                      \
+  __m256 eight = add8(lower_half(a), upper_half(a));                          \
+  __m128 four = add4(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+  four = add4(four, _mm_movehl_ps(four, four));                               \
+  return _mm_cvtss_f32(add4(four, _mm_movehdup_ps(four)))
+inline float sum(Lanes a) { FOLD(_mm256_add_ps, _mm_add_ps); }
+inline float largest(Lanes a) { FOLD(_mm256_max_ps, _mm_max_ps); }
+#undef FOLD
+#else
 inline float sum(Lanes a) {
-  float v[16];
-  store(v, a);
   for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) v[i] += v[i + half];
-  return v[0];
+    for (int i = 0; i < half; i++) a.v[i] += a.v[i + half];
+  return a.v[0];
 }
 inline float largest(Lanes a) {
-  float v[16];
-  store(v, a);
   for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-  return v[0];
+    for (int i = 0; i < half; i++) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+  return a.v[0];
 }
+#endif
 
 // The first `count` floats at p, the other lanes `fill`.
 inline Lanes load_part(const float* p, int64_t count, float fill) {
@@ -189,11 +223,8 @@ inline void store_part(float* p, Lanes a, int64_t count) {
   for (int64_t i = 0; i < count; i++) p[i] = v[i];
 }
 
-// e^x, relative error below 2e-7; 0 below -87.4 (flushed), inf above 88.8, NaN stays. Range reduction by ln 2 in two
-// parts, then a polynomial of degree 6 (Cephes expf).
-inline Lanes exponential(Lanes x) {
-  x = smaller(splat(89.0f), larger(splat(-104.0f), x));
-  Lanes n = round_even(x * splat(1.44269504088896341f));
+// e^(x - n ln 2): the reduction by ln 2 in two parts, then a polynomial of degree 6 (Cephes expf).
+inline Lanes exponential_of_rest(Lanes x, Lanes n) {
   Lanes r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   Lanes p = splat(1.9875691500e-4f);
@@ -202,7 +233,23 @@ inline Lanes exponential(Lanes x) {
   p = fma(p, r, splat(4.1665795894e-2f));
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + splat(1.0f);
+  return fma(p, r * r, r) + splat(1.0f);
+}
+
+// e^x, relative error below 2e-7; 0 below -87.4 (flushed), inf above 88.8, NaN stays.
+inline Lanes exponential(Lanes x) {
+  x = smaller(splat(89.0f), larger(splat(-104.0f), x));
+  Lanes n = round_even(x * splat(1.44269504088896341f));
+  Lanes p = exponential_of_rest(x, n);
   Lanes half = round_even(n * splat(0.5f));  // 2^n in two steps: n itself may be 128
   return times_power(times_power(p, half), n - half);
+}
+
+// The same for x <= 0, with half the work; never below e^-87, which adds nothing to a sum that 1 is
+// part of. n is found by adding a number so large that only whole ones are left beside it.
+inline Lanes exponential_of_negative(Lanes x) {
+  constexpr float ROUNDS = 12582912.0f;  // 1.5 · 2^23
+  x = larger(splat(-87.0f), x);
+  Lanes low = fma(x, splat(1.44269504088896341f), splat(ROUNDS)), n = low - splat(ROUNDS);
+  return exponential_of_rest(x, n) * power_of_low_bits(low);
 }

@@ -44,6 +44,19 @@ struct AddRmsNormArguments {
 
 constexpr int64_t MAX_HEAD_DIM = 256;
 
+// A block of a cache is [num_kv_heads] parts of what attention reads in one go. Keys lie as it
+// multiplies them, input by input for all keys of the block: [head_dim / 2][block_size][2] in bf16,
+// where a pair of inputs of sixteen keys is a line, [head_dim][block_size] in float32. Values lie
+// [block_size][head_dim]; of bf16 each whole run of 32 is sixteen words of output i beside 16 + i.
+struct Block {
+  int64_t size;  // cells
+  int64_t num_kv_heads, head_dim;
+
+  int64_t part(int64_t block, int64_t kv_head) const {
+    return (block * num_kv_heads + kv_head) * size * head_dim;
+  }
+};
+
 // cos, then sin, of every token's position times the frequencies; for all layers of a step.
 struct RotationArguments {
   const float* frequencies;  // [head_dim / 2], radians per position
@@ -56,7 +69,7 @@ struct RotationArguments {
 struct RopeArguments {
   const float* qkv;    // [tokens, (num_heads + 2 num_kv_heads) head_dim]
   float* q;            // [tokens, num_heads, head_dim]
-  uint8_t* keys;       // [num_blocks, block_size, num_kv_heads, head_dim]
+  uint8_t* keys;       // [num_blocks] of Block
   uint8_t* values;
   int64_t num_heads;
   int64_t num_kv_heads;

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.support.operators import backend, batch_of, compute, given, levels
+from tests.support.pages import laid
 from tests.worker.kernels.test_operators_compiled import floats, kept
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.errors import KernelError
@@ -61,7 +62,7 @@ class Case(NamedTuple):
             for page, rows in zip(pages, self.history(b)[1:], strict=True):
                 flat = page.reshape(-1, self.kv_heads, self.head_dim)
                 flat[cells + places % self.block_size] = rows[:stop]
-        return LayerPages(*(kept(self.form, page) for page in pages))
+        return laid(*(kept(self.form, page) for page in pages))
 
     def run(self, ops: CpuBackend, only: tuple[int, ...] | None = None) -> dict[int, Floats]:
         """Return [tokens, heads * head_dim] of each sequence, all in one batch, or `only` some."""
@@ -167,9 +168,13 @@ def test_a_long_sequence_is_shared_by_the_threads() -> None:
 
 def test_what_it_refuses() -> None:
     ops, cache = backend(), LayerPages(floats(1, 16, 1, 258), floats(1, 16, 1, 258))
-    with pytest.raises(KernelError, match="head_dim is 258, allowed: at most 256"):
+    with pytest.raises(KernelError, match="head_dim is 258, allowed: at most 256, and even"):
         operand = given(floats(1, 258))
         compute(ops, lambda: ops.paged_attention(operand, StepInputs(), cache), batch_of(1))
     with pytest.raises(KernelError, match="q has width 100"):
         operand = given(floats(1, 100))
+        compute(ops, lambda: ops.paged_attention(operand, StepInputs(), cache), batch_of(1))
+    cache = LayerPages(floats(1, 8, 1, 16), floats(1, 8, 1, 16))
+    with pytest.raises(KernelError, match="block_size is 8, allowed: 1 or 16"):
+        operand = given(floats(1, 16))
         compute(ops, lambda: ops.paged_attention(operand, StepInputs(), cache), batch_of(1))
