@@ -27,7 +27,7 @@ from worker.kernels.library import Level, load_library
 from worker.kernels.packed import Format
 from worker.kernels.records import Buffer, Rows
 from worker.kernels.rope import pack_rotary
-from worker.kv_cache import LayerPages
+from worker.kv_cache import DTYPES, LayerPages
 
 BEYOND_CACHES = 600 << 20
 """Bytes of weights or keys that one measurement goes through."""
@@ -85,7 +85,9 @@ def main() -> None:
 
     for rows in args.rows:
         batch = batch_of(rows, args.context, args.prefill)
-        for case in chain(linears(ops, sizes, rows, wanted), others(ops, sizes, batch)):
+        for case in chain(
+            linears(ops, sizes, rows, wanted), others(ops, sizes, batch, DTYPES[args.kv])
+        ):
             if wanted(case.name):
                 row = {"rows": rows} | measure(ops, machine, case, batch)
                 print(json.dumps(row) if args.json else _line(row), flush=True)
@@ -100,6 +102,7 @@ def _arguments() -> argparse.Namespace:
     option("--prefill", action="store_true", help="the rows are the tokens of one prompt")
     option("--operator", action="append", default=[], metavar="NAME")
     option("--weights", choices=FORMATS, default="bfloat16")
+    option("--kv", choices=DTYPES, default="bfloat16", help="what keys and values are kept in")
     option("--kernel-level", choices=["auto", *(one.name.lower() for one in Level)], default="auto")
     option("--threads", type=int, default=0)
     option("--json", action="store_true")
@@ -171,7 +174,7 @@ def linears(
         yield Case(name, num_bytes, operations, record, copies, packed[0].shape.format)
 
 
-def others(ops: CpuBackend, sizes: Sizes, batch: Batch) -> Iterator[Case]:
+def others(ops: CpuBackend, sizes: Sizes, batch: Batch, kept: type[np.generic]) -> Iterator[Case]:
     """Yield attention and what stands between the linears."""
     rows, num_pairs = len(batch.token_ids), int((batch.positions + 1).sum())
     num_keys = int(batch.positions[batch.query_starts[1:] - 1].sum()) + len(batch.block_tables)
@@ -180,11 +183,13 @@ def others(ops: CpuBackend, sizes: Sizes, batch: Batch) -> Iterator[Case]:
     weight, x, residual = np.ones(hidden, np.float32), floats(rows, hidden), floats(rows, hidden)
     gate_up, qkv, q = floats(rows, 2 * inner), floats(rows, qkv_width), floats(rows, hidden)
     rotary = pack_rotary([1e6 ** (-i / head_dim) for i in range(0, head_dim, 2)])
-    cell_bytes = 2 * sizes.kv_heads * head_dim * 2
+    cell_bytes = 2 * sizes.kv_heads * head_dim * np.dtype(kept).itemsize
     num_cells = batch.block_tables.size * BLOCK_SIZE
     copies = max(1, min(64, BEYOND_CACHES // (num_cells * cell_bytes)))
     shape = (num_cells // BLOCK_SIZE, BLOCK_SIZE, sizes.kv_heads, head_dim)
-    caches = [LayerPages(_bf16(shape, 2 * i), _bf16(shape, 2 * i + 1)) for i in range(copies)]
+    caches = [
+        LayerPages(*(_kept(kept, shape, 2 * i + side) for side in (0, 1))) for i in range(copies)
+    ]
     step = StepInputs()
     yield Case(
         "attention", num_keys * cell_bytes, 4 * hidden * num_pairs,
@@ -201,9 +206,12 @@ def others(ops: CpuBackend, sizes: Sizes, batch: Batch) -> Iterator[Case]:
     yield Case("silu_mul", rows * inner * 12, 0, lambda i: ops.silu_mul(gate_up), MANY)
 
 
-def _bf16(shape: tuple[int, ...], seed: int) -> Any:
-    """Values around 1, as bfloat16."""
-    return np.random.default_rng(seed).integers(0x3F00, 0x3FFF, shape, np.uint16)
+def _kept(dtype: type[np.generic], shape: tuple[int, ...], seed: int) -> Any:
+    """Values around 1, as float32 or as the bits of bfloat16."""
+    rng = np.random.default_rng(seed)
+    if dtype is np.float32:
+        return rng.random(shape, np.float32)
+    return rng.integers(0x3F00, 0x3FFF, shape, np.uint16)
 
 
 def measure(ops: CpuBackend, machine: Machine, case: Case, batch: Batch) -> dict[str, Any]:
