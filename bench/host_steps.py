@@ -28,6 +28,7 @@ from worker.model_runner import ModelRunner
 
 DEMO = Path(__file__).resolve().parents[1] / "millrace" / "demo_model"
 HALF_BYTES = 1 << 20
+NUM_PROMPT = 640
 CHAINS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.8, "top_p": 0.95, "top_k": 50},
@@ -94,14 +95,21 @@ class IdleGpu:
         return lambda: None
 
 
+def blocks_of(num_steps: int) -> int:
+    """Return what a row takes, of 16 tokens each."""
+    return -(-(NUM_PROMPT + num_steps) // 16)
+
+
 def seconds_per_step(
     runner: ModelRunner, batch: int, chain: dict[str, Any], num_steps: int
 ) -> float:
     """Return the time of a step of `batch` rows, two under way, in the median."""
     params = common_pb2.SamplingParams(**{"seed": 1} | chain).SerializeToString()
-    ids = np.zeros(16, "<u4").tobytes()
+    ids, width = np.zeros(NUM_PROMPT, "<u4").tobytes(), blocks_of(num_steps)
     starts = [
-        wire.SequenceStart(i, ids, 16, 0, 16, tuple(range(4 * i, 4 * i + 4)), params)
+        wire.SequenceStart(
+            i, ids, NUM_PROMPT, 0, NUM_PROMPT, tuple(range(width * i, width * (i + 1))), params
+        )
         for i in range(batch)
     ]
     for step_id, start in enumerate(starts):
@@ -123,7 +131,7 @@ def seconds_per_step(
 def measure(batches: list[int], num_steps: int) -> list[dict[str, Any]]:
     """Return a row for each batch size and chain."""
     loaded = load_model(DEMO, "cuda", "bfloat16", gpu=IdleGpu())
-    runner = loaded.runner(4 * max(batches))
+    runner = loaded.runner(blocks_of(num_steps) * max(batches))
     return [
         {
             "batch": batch,

@@ -84,7 +84,7 @@ class Drawing:
     def expect(self, work: Sequence[Work]) -> None:
         """Have the masks of grammars computed while the logits are."""
         for item in work:
-            if item.num_logits and (grammar := item.row.draw.grammar) is not None:
+            if (grammar := item.row.draw.grammar) is not None and item.num_logits:
                 grammar.prefetch(item.row.history.output_ids)
 
     def take(self, work: Sequence[Work], logits: Any) -> None:
@@ -134,6 +134,8 @@ class Drawing:
 
     def _tell_prompts(self, work: Sequence[Work], logits: Any) -> None:
         """Report how likely the prompts were, of rows that ask: a part for what is computed now."""
+        if all(item.row.prompt_logprobs is None for item in work):
+            return
         stop = 0
         for item in work:
             start, stop = stop, stop + item.num_logits
@@ -151,6 +153,8 @@ class Drawing:
 
     def pool(self, work: Sequence[Work], states: Floats) -> None:
         """Enter float32 states [S, H]: the last `num_states` positions of each of `work`."""
+        if not len(states):
+            work = [item for item in work if item.row.pool is not None]
         stop = 0
         for item in work:
             start, stop = stop, stop + item.num_states
@@ -169,14 +173,16 @@ class Drawing:
         turns, stop = [], 0
         for item in work:
             count, row = item.num_logits, item.row
-            start, stop = stop, stop + count
             if not count:
                 continue
+            start, stop = stop, stop + count
             first = max(row.num_computed, row.logits_from)
             places = range(start + row.num_tokens - 1 - first, stop)
             if not places:
                 continue  # it ends within the known tokens
-            outcome = self.outcomes.setdefault(row.seq_id, Outcome(row))
+            outcome = self.outcomes.get(row.seq_id)
+            if outcome is None:
+                outcome = self.outcomes[row.seq_id] = Outcome(row)
             if outcome.is_open:
                 turns.append((outcome, places))
         return turns

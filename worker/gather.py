@@ -12,6 +12,7 @@ import numpy as np
 
 from worker.arena import Arena, Piece
 from worker.batch import Batch, PassLimits, Workspace
+from worker.kernels.checks import Ints
 from worker.rows import Row
 
 
@@ -24,8 +25,9 @@ class Work(NamedTuple):
     @property
     def num_logits(self) -> int:
         """How many of these tokens, the last ones, want logits."""
-        start = self.row.num_computed
-        return max(0, start + self.num_tokens - max(start, self.row.logits_from))
+        start, wanted = self.row.num_computed, self.row.logits_from
+        end = start + self.num_tokens
+        return 0 if end <= wanted else end - (wanted if wanted > start else start)
 
     @property
     def num_states(self) -> int:
@@ -70,9 +72,13 @@ class Inputs:
     def gather(self, work: Sequence[Work]) -> Batch:
         """Gather the inputs of `work`: not empty, every row once, within the limits."""
         size = self.block_size
-        ends = [item.row.num_computed + item.num_tokens for item in work]
+        ends = [row.num_computed + count for row, count in work]
         width = -(-max(ends) // size)
         tables = self._tables[: len(work) * width].reshape(len(work), width)
+        singles = [item for item in work if item.num_tokens == item.num_logits == 1]
+        if len(singles) == len(work) and all(item.row.pool is None for item in work):
+            self._gather_singles(work, ends, tables)
+            return self._batch(len(work), tables, len(work), len(work), 0)
         stop = num_logits = num_states = 0
         for i, ((row, count), end) in enumerate(zip(work, ends, strict=True)):
             start, stop = stop, stop + count
@@ -89,16 +95,37 @@ class Inputs:
             if wanted := work[i].num_states:
                 first, num_states = num_states, num_states + wanted
                 self._state_rows[first:num_states] = self._ramp[stop - wanted : stop]
-        self._find_cells(stop)
+        return self._batch(len(work), tables, stop, num_logits, num_states)
+
+    def _gather_singles(self, work: Sequence[Work], ends: Sequence[int], tables: Ints) -> None:
+        """Gather rows of one token each that all want logits: most steps are that."""
+        count, size = len(work), self.block_size
+        self._token_ids[:count] = [
+            row.token_at(end - 1) for (row, _), end in zip(work, ends, strict=True)
+        ]
+        self._positions[:count] = ends
+        self._positions[:count] -= 1
+        self._starts[1 : count + 1] = self._ramp[1 : count + 1]
+        self._logit_rows[:count] = self._ramp[:count]
+        np.multiply(self._ramp[:count], tables.shape[1], out=self._places[:count])
+        tables[:] = 0
+        for line, (row, _), end in zip(tables, work, ends, strict=True):
+            num_blocks = -(-end // size)
+            line[:num_blocks] = row.blocks[:num_blocks]
+
+    def _batch(
+        self, num_rows: int, tables: Ints, num_tokens: int, num_logits: int, num_states: int
+    ) -> Batch:
+        self._find_cells(num_tokens)
         return Batch(
-            token_ids=self._token_ids[:stop],
-            positions=self._positions[:stop],
-            cells=self._cells[:stop],
-            query_starts=self._starts[: len(work) + 1],
+            token_ids=self._token_ids[:num_tokens],
+            positions=self._positions[:num_tokens],
+            cells=self._cells[:num_tokens],
+            query_starts=self._starts[: num_rows + 1],
             block_tables=tables,
             logit_rows=self._logit_rows[:num_logits],
             state_rows=self._state_rows[:num_states],
-            block_size=size,
+            block_size=self.block_size,
         )
 
     def _find_cells(self, count: int) -> None:

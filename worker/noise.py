@@ -16,6 +16,7 @@ of each other everywhere.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,12 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 def stream(seed: int, choice: int, index: int) -> int:
     """Return the 64-bit key of one token's noise."""
-    return _mix_int(_mix_int(_mix_int(seed & MASK) + choice * GOLDEN) + index * GOLDEN)
+    return _mix_int(_choice_key(seed, choice) + index * GOLDEN)
+
+
+@lru_cache(4096)
+def _choice_key(seed: int, choice: int) -> int:
+    return _mix_int(_mix_int(seed & MASK) + choice * GOLDEN)
 
 
 def uniforms(key: int, token_ids: Ids) -> Doubles:

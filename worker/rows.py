@@ -46,6 +46,20 @@ class Column:
         self.note(values)
         self._length += len(values)
 
+    def add(self, value: int) -> None:
+        """Add one value: what a step does to every row."""
+        if self._length == len(self._held):
+            return self.extend((value,))
+        self._held[self._length] = value
+        self._length += 1
+
+    def put(self, place: int, value: int) -> None:
+        self._held[place] = value
+
+    def at(self, place: int) -> int:
+        """Return a value, which may be one that is noted."""
+        return self._held[place]  # type: ignore[no-any-return]
+
     def note(self, values: Sequence[int]) -> None:
         """Write behind the end without moving it: what is added next is written over this."""
         end = self._length + len(values)
@@ -88,18 +102,16 @@ class Row:
         self._blocks = Column(np.array(start.block_ids, np.int32))
         self._num_checked = 0  # blocks that are known to exist
         self._tokens = Column(known.astype(np.int32))
+        self.num_tokens = len(known)
+        """Those that are known or promised."""
         self._num_guesses = 0
         self.num_promised = 0
         self.has_failed = False
         self.prompt_logprobs = None if start.pooling else start.prompt_logprobs
         self.logits_from = 0
-        """Logits are wanted at all positions of this step from here on."""
-        self._want_logits()
-
-    def _want_logits(self) -> None:
-        """At the last known token; at none when the row is pooled; at all of a prompt that is to
-        be told how likely it was."""
-        self.logits_from = 0 if self.tells_prompt else self._end()
+        """Logits are wanted at all positions of this step from here on: from the last known token;
+        at none when the row is pooled; at all of a prompt that is to be told how likely it was."""
+        self.settle()
 
     @property
     def tells_prompt(self) -> bool:
@@ -109,10 +121,6 @@ class Row:
     def _end(self) -> int:
         """Return how far it is computed when nothing of what is known is left to compute."""
         return self.num_tokens - (self.pool is None)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._tokens)
 
     @property
     def tokens(self) -> Ints:
@@ -136,7 +144,8 @@ class Row:
 
     def promise(self, place: int) -> None:
         """Add a token that stands at `place` of the device's list; `append` brings it later."""
-        self._tokens.extend((~place,))
+        self._tokens.add(~place)
+        self.num_tokens += 1
         self.num_promised += 1
 
     def append(self, token_id: int) -> bool:
@@ -145,13 +154,14 @@ class Row:
         The oldest promise comes true first.
         """
         if self.num_promised:
-            self.tokens[-self.num_promised] = token_id
+            self._tokens.put(self.num_tokens - self.num_promised, token_id)
             self.num_promised -= 1
             return False
         place = self.num_tokens
         is_guessed = self._num_guesses > 0 and self._tokens.span(place, place + 1)[0] == token_id
         self._num_guesses = self._num_guesses - 1 if is_guessed else 0
-        self._tokens.extend((token_id,))
+        self._tokens.add(token_id)
+        self.num_tokens += 1
         return is_guessed
 
     @property
@@ -167,11 +177,16 @@ class Row:
         """Return the ids at these positions, guesses included; a view."""
         return self._tokens.span(start, stop)
 
+    def token_at(self, position: int) -> int:
+        """Return the id there, which may be a guess or a promise."""
+        return self._tokens.at(position)
+
     def settle(self) -> None:
         """The step is over: go back behind guesses that did not come true."""
         self._num_guesses = 0
-        self.num_computed = min(self.num_computed, self._end())
-        self._want_logits()
+        if self.num_computed > (end := self._end()):
+            self.num_computed = end
+        self.logits_from = 0 if self.tells_prompt else end
 
     def extend(self, block_ids: Sequence[int]) -> None:
         """Add blocks behind those it has."""
@@ -185,13 +200,14 @@ class Row:
                            f"{most} known ones")  # fmt: skip
         if self._num_guesses and end != most:
             raise RowError(f"{self._num_guesses} guesses, and a step that ends at {end} of {most}")
-        blocks = self.blocks
-        if end > len(blocks) * room.block_size:
-            raise RowError(f"{end} tokens do not fit in {len(blocks)} blocks of {room.block_size}")
-        if len(blocks) != self._num_checked:  # once for each new block, not at every step
+        num_blocks = len(self._blocks)
+        if end > num_blocks * room.block_size:
+            raise RowError(f"{end} tokens do not fit in {num_blocks} blocks of {room.block_size}")
+        if num_blocks != self._num_checked:  # once for each new block, not at every step
+            blocks = self.blocks
             if not 0 <= int(blocks.min()) <= int(blocks.max()) < room.num_blocks:
                 raise RowError(f"block ids {blocks.tolist()} outside 0..{room.num_blocks - 1}")
-            self._num_checked = len(blocks)
+            self._num_checked = num_blocks
         if end > room.num_positions:
             raise RowError(f"{end} tokens, the model has {room.num_positions} positions")
 
@@ -228,7 +244,8 @@ class Rows:
         row = self._rows.get(step.seq_id)
         if row is None:
             raise RowError(f"sequence {step.seq_id} has never started here")
-        row.extend(step.new_block_ids)
+        if step.new_block_ids:
+            row.extend(step.new_block_ids)
         if step.draft_token_ids:
             self._check_ids(step.draft_token_ids)
             row.guess(step.draft_token_ids)

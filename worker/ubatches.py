@@ -14,9 +14,17 @@ from worker.gather import Work
 
 def ubatches(work: Iterable[Work], limits: PassLimits) -> Iterator[list[Work]]:
     """Yield the passes, none empty; a row must have been advanced before the next is asked for."""
+    whole = list(work)
+    if (
+        0 < len(whole) <= limits.max_rows
+        and sum([item.num_tokens for item in whole]) <= limits.max_tokens
+        and sum([item.num_logits for item in whole]) <= limits.max_logits
+    ):
+        yield whole  # as nearly always
+        return
     batch: list[Work] = []
     num_tokens = num_logits = 0
-    for row, left in work:
+    for row, left in whole:
         while left:
             count = _fitting(Work(row, left), limits.max_tokens - num_tokens,
                              limits.max_logits - num_logits)  # fmt: skip

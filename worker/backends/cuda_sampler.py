@@ -107,20 +107,26 @@ class CudaSampler:
 
     def launch(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
         """Begin to draw one token per row; those that the host draws are waited for."""
-        here = [i for i, row in enumerate(rows) if self._recipe(row) is not None]
-        if len(here) == len(rows):
-            return self._begin(logits, rows)
-        some = self._begin(logits[here], [rows[i] for i in here]).drawn() if here else []
+        recipes = [self._recipe(row) for row in rows]
+        if None not in recipes:
+            return self._begin(logits, rows, [recipe for recipe in recipes if recipe])
+        here = [i for i, recipe in enumerate(recipes) if recipe]
+        some: list[Drawn] = []
+        if here:
+            mine = [rows[i] for i in here]
+            theirs = [recipe for recipe in recipes if recipe]
+            some = self._begin(logits[here], mine, theirs).drawn()
         drawn = dict(zip(here, some, strict=True))
         for i, row in enumerate(rows):
             if i not in drawn:
                 drawn[i] = self._host.sample(logits[i][None], [row])[0]
         return Launched(lambda: [drawn[i] for i in range(len(rows))])
 
-    def _begin(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
+    def _begin(
+        self, logits: CudaLogits, rows: Sequence[Row], recipes: Sequence[Recipe]
+    ) -> Launched:
         middle = self._gpu.mark()
         first = self._take_places(len(rows))
-        recipes = [recipe for row in rows if (recipe := self._recipe(row))]
         asked = [row.draw.logprobs for row in rows]
         told = np.array(
             [(at, first + i) for i, at in enumerate(logits.places) if asked[i] is not None], TOLD
