@@ -101,6 +101,20 @@ FAULTS = {
         "linear",
         "result",
     ),
+    "no barrier before rows are gathered in a stage": Fault(
+        "linear",
+        "    __syncthreads();  // nobody reads a stage, or the rows before these, any more\n",
+        "",
+        "linear",
+        "thread",
+    ),
+    "rows of tokens that are not there": Fault(
+        "linear",
+        "if (first_token + first + token < num_tokens && n < N / PARTS)",
+        "if (n < N / PARTS)",
+        "linear",
+        "address",
+    ),
     "the scale of another output": Fault(
         "linear",
         "__fmaf_rn(sum, scale[n], bias[n])",

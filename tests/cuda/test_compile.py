@@ -24,20 +24,31 @@ WANTED = {
 """Tensor cores, copies behind the back, matrix loads."""
 FORBIDDEN = {"LDL", "STL"}
 """Local memory: registers that did not do."""
+PREFETCHING = tuple(f"linear{w}_{form}" for w in ("", "_int8") for form in ("decode", "prefill"))
+"""Weights are nobody's result: they are on their way while the kernel before still runs."""
 SLOW = {"linear_int8": {"I2F", "I2FP", "I2I"}}
 """Conversions at a fraction of the speed of masks and sums."""
 
 
-def instructions(cubin: bytes, path: Path) -> set[str]:
-    """Return the opcodes in a cubin."""
+def listing(cubin: bytes, path: Path) -> str:
+    """Return a cubin's instructions, one a line, kernel after kernel."""
     path.write_bytes(cubin)
     tool = next(
         p for folder in site.getsitepackages() for p in Path(folder).glob("nvidia/**/bin/nvdisasm")
     )
     done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
-    return set(
-        re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", done.stdout, re.M)
-    )
+    return done.stdout
+
+
+def instructions(text: str) -> set[str]:
+    """Return the opcodes in a listing."""
+    return set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", text, re.M))
+
+
+def under_way_before_the_wait(text: str, name: str) -> int:
+    """Return how many 16-byte loads a kernel begins before it waits for its predecessor."""
+    body = text[text.index(f".text.{name}:") :]
+    return len(re.findall(r"LDG\.E\.NA\.128|LDGSTS\.E\.BYPASS\.128", body[: body.index("ACQBULK")]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -51,8 +62,12 @@ def test_within_the_budget(stem: str, target: str, tmp_path: Path) -> None:
         registers, shared_bytes = allowed[symbol]
         assert usage.registers <= registers, symbol
         assert usage.shared_bytes <= shared_bytes, symbol
-    found = instructions(compiled.code, tmp_path / "kernels.cubin")
+    text = listing(compiled.code, tmp_path / "kernels.cubin")
+    found = instructions(text)
     assert "EXIT" in found
+    for symbol, name in compiled.names.items() if target == "sm_90a" else ():
+        if symbol.startswith(PREFETCHING):
+            assert under_way_before_the_wait(text, name) >= 3, symbol
     assert WANTED.get(stem, set()) <= found
     assert ("HGMMA" in found) == ((stem, target) == ("ceilings", "sm_90a"))
     assert not (FORBIDDEN | SLOW.get(stem, set())) & found
@@ -68,7 +83,7 @@ def test_a_spill_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "SOURCES", tmp_path)
     compiled = compile_stem("paged_attention", "sm_90a")
     assert any(usage.spill_bytes for usage in compiled.usage.values())
-    assert FORBIDDEN & instructions(compiled.code, tmp_path / "kernels.cubin")
+    assert FORBIDDEN & instructions(listing(compiled.code, tmp_path / "kernels.cubin"))
 
 
 def test_a_mistake_is_reported() -> None:

@@ -143,7 +143,7 @@ __device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t&
 __device__ __forceinline__ uint4 load_stream(const uint4* p) {
 #ifndef CUDA_EMULATOR
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 #else

@@ -37,6 +37,21 @@ __device__ __forceinline__ void unpack(const uint4 (&stored)[CHUNKS<W>], uint4& 
   }
 }
 
+// AHEAD blocks of PARTS tiles, from block `start` on, as far as they come before `last`.
+template <class W, int AHEAD, int PARTS>
+__device__ __forceinline__ void fetch(uint4 (&stored)[AHEAD][PARTS][CHUNKS<W>], const uint4* tile, int start, int last,
+                                      int num_blocks) {
+#pragma unroll
+  for (int a = 0; a < AHEAD; a++) {
+    if (start + a >= last) continue;
+#pragma unroll
+    for (int p = 0; p < PARTS; p++)
+#pragma unroll
+      for (int c = 0; c < CHUNKS<W>; c++)
+        stored[a][p][c] = load_stream(tile + ((uint64_t(p) * num_blocks + start + a) * CHUNKS<W> + c) * 32);
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void multiply(float (&sum)[4], const uint4& top, const uint4& bottom, const uint4& x) {
   const uint32_t first[4] = {top.x, bottom.x, top.y, bottom.y}, second[4] = {top.z, bottom.z, top.w, bottom.w};
@@ -80,19 +95,11 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* scale, con
     for (int j = 0; j < TOKEN_TILES; j++)
 #pragma unroll
       for (int i = 0; i < 4; i++) sum[p][j][i] = 0.f;
+  uint4 stored[AHEAD][PARTS][WIDTH];
+  fetch<W>(stored, tile, segment.first, segment.last, num_blocks);  // weights are nobody's result
   wait_for_predecessor();
+  launch_successor();
   for (int start = segment.first; start < segment.last; start += AHEAD) {
-    uint4 stored[AHEAD][PARTS][WIDTH];
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-      if (start + a >= segment.last) continue;
-#pragma unroll
-      for (int p = 0; p < PARTS; p++) {
-        const uint4* block = tile + (uint64_t(p) * num_blocks + start + a) * WIDTH * 32;
-#pragma unroll
-        for (int c = 0; c < WIDTH; c++) stored[a][p][c] = load_stream(block + c * 32);
-      }
-    }
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
       if (start + a >= segment.last) continue;
@@ -109,8 +116,8 @@ linear_decode(Out* out, const T* x, const uint4* weight, const float* scale, con
         for (int p = 0; p < PARTS; p++) multiply<T>(sum[p][j], top[p], bottom[p], v);
       }
     }
+    fetch<W>(stored, tile, start + AHEAD, segment.last, num_blocks);
   }
-  launch_successor();
 #pragma unroll
   for (int p = 0; p < PARTS; p++)
 #pragma unroll
@@ -146,9 +153,8 @@ constexpr int TILE_BYTES = CHUNKS<W> * 32 * 16;
 template <class W>
 constexpr int STAGE_BYTES = 8 * TILE_BYTES<W> + 128 * BLOCK_K * 2;
 
-template <class T, class W>
-__device__ __forceinline__ void load_stage(char* stage, const T* x, const uint4* weight, int block, int num_blocks,
-                                           int first_token, int num_tokens, int K, int N) {
+template <class W>
+__device__ __forceinline__ void load_weights(char* stage, const uint4* weight, int block, int num_blocks, int N) {
 #pragma unroll
   for (int i = 0; i < CHUNKS<W>; i++) {
     constexpr int SIZE = CHUNKS<W> * 32;
@@ -157,6 +163,11 @@ __device__ __forceinline__ void load_stage(char* stage, const T* x, const uint4*
     copy_async_16(stage + chunk * 16, weight + (uint64_t(exists ? tile : 0) * num_blocks + block) * SIZE + chunk % SIZE,
                   exists);
   }
+}
+
+template <class T, class W>
+__device__ __forceinline__ void load_tokens(char* stage, const T* x, int block, int first_token, int num_tokens,
+                                            int K) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int chunk = threadIdx.x + i * 256, token = first_token + chunk / 4;
@@ -182,20 +193,24 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* scale, co
     for (int j = 0; j < 4; j++)
 #pragma unroll
       for (int c = 0; c < 4; c++) sum[i][j][c] = total[i][j][c] = 0.f;
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++)
+    if (s < num_blocks) load_weights<W>(stages + s * STAGE_BYTES<W>, weight, s, num_blocks, N);  // nobody's result
   wait_for_predecessor();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    if (s < num_blocks)
-      load_stage<T, W>(stages + s * STAGE_BYTES<W>, x, weight, s, num_blocks, first_token, num_tokens, K, N);
+    if (s < num_blocks) load_tokens<T, W>(stages + s * STAGE_BYTES<W>, x, s, first_token, num_tokens, K);
     copy_async_commit();
   }
   int segment = 0;
   for (int block = 0; block < num_blocks; block++) {
     copy_async_wait<STAGES - 2>();
     __syncthreads();  // the stage has landed for all, and nobody reads the one that is filled next
-    if (block + STAGES - 1 < num_blocks)
-      load_stage<T, W>(stages + (block + STAGES - 1) % STAGES * STAGE_BYTES<W>, x, weight, block + STAGES - 1,
-                       num_blocks, first_token, num_tokens, K, N);
+    if (const int next = block + STAGES - 1; next < num_blocks) {
+      char* stage = stages + next % STAGES * STAGE_BYTES<W>;
+      load_weights<W>(stage, weight, next, num_blocks, N);
+      load_tokens<T, W>(stage, x, next, first_token, num_tokens, K);
+    }
     copy_async_commit();
     while (block >= segment_of(segment, num_blocks).last) {
 #pragma unroll
@@ -235,18 +250,35 @@ linear_prefill(Out* out, const T* x, const uint4* weight, const float* scale, co
         total[i][j][c] = segment ? total[i][j][c] + sum[i][j][c] : sum[i][j][c];
         for (int rest = segment + 1; rest < SEGMENTS; rest++) total[i][j][c] += 0.f;
       }
+  // Tokens lie across the lanes: 64 of them at a time are gathered in the stages, and leave as whole rows.
+  constexpr int WIDTH = 128 / PARTS, CHUNK = 16 / sizeof(Out), PITCH = WIDTH + CHUNK;
+  static_assert(64 * PITCH * sizeof(Out) <= STAGES * STAGE_BYTES<W>, "the rows take more than the stages");
+  Out* rows = reinterpret_cast<Out*>(stages);
+#pragma unroll 1
+  for (int first = 0; first < 128; first += 64) {
+    __syncthreads();  // nobody reads a stage, or the rows before these, any more
+    if (first_column / 64 * 64 == first) {
 #pragma unroll
-  for (int i = 0; i < 4; i += PARTS)
+      for (int i = 0; i < 4; i += PARTS)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+        for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        const int tile = blockIdx.x * 8 + first_tile + i, row = g + (c >> 1) * 8;
-        const int token = first_token + first_column + j * 8 + t * 2 + (c & 1);
-        if (tile >= N / 16 || token >= num_tokens) continue;
-        float value = finished<W>(total[i][j][c], scale, bias, tile * 16 + row);
-        if (PARTS == 2)
-          value = silu(value) * finished<W>(total[i + PARTS - 1][j][c], scale, bias, (tile + 1) * 16 + row);
-        out[uint64_t(token) * (N / PARTS) + tile / PARTS * 16 + row] = from_float<Out>(value);
-      }
+          for (int c = 0; c < 4; c++) {
+            const int tile = blockIdx.x * 8 + first_tile + i, row = g + (c >> 1) * 8;
+            if (tile >= N / 16) continue;
+            float value = finished<W>(total[i][j][c], scale, bias, tile * 16 + row);
+            if (PARTS == 2)
+              value = silu(value) * finished<W>(total[i + PARTS - 1][j][c], scale, bias, (tile + 1) * 16 + row);
+            const int token = first_column - first + j * 8 + t * 2 + (c & 1);
+            rows[token * PITCH + (first_tile + i) / PARTS * 16 + row] = from_float<Out>(value);
+          }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 64 * WIDTH / CHUNK; i += 256) {
+      const int token = i / (WIDTH / CHUNK), column = i % (WIDTH / CHUNK) * CHUNK, n = blockIdx.x * WIDTH + column;
+      if (first_token + first + token < num_tokens && n < N / PARTS)
+        *reinterpret_cast<uint4*>(out + uint64_t(first_token + first + token) * (N / PARTS) + n) =
+            *reinterpret_cast<const uint4*>(rows + token * PITCH + column);
+    }
+  }
 }
