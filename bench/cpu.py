@@ -4,6 +4,10 @@
 the shapes real, the sampling greedy. The floor is the larger of bytes (weights and keys read) over
 the best read bandwidth of the same run, and operations over its best multiply rate. Rates are those
 of the fastest window of steps: on a shared machine it is the one that was disturbed least.
+
+`--server` then runs the whole stack on the same weights and streams to as many clients as a batch
+has rows; `--neighbours N` decodes again beside N processes that take all they get. What both are
+compared with is the mean of all steps here, before and after.
 """
 
 from __future__ import annotations
@@ -14,18 +18,25 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from bench.ceilings import Ceilings, Machine, integer_rate
+from bench.neighbours import fair_share, neighbours
 from bench.random_model import SHAPES, write_random_model
+from bench.random_tokenizer import write_random_tokenizer
+from bench.served import Served, served
+from bench.tiers import end_on_sigterm
 from bench.windows import fastest_window
 from protos import common_pb2
 from protos import worker as wire
 from worker.backends.cpu import CpuBackend
 from worker.build import LoadedModel, load_model
+from worker.kernels.crew import available_cores
 from worker.kernels.library import LEVEL_NAMES, default_cache_dir
 from worker.model_runner import ModelRunner
 
@@ -51,6 +62,12 @@ def main() -> None:
         sys.exit("bench.cpu measures the compiled kernels, and they are not here")
     bench = Bench(loaded, loaded.backend, args)
     rows = [bench.measure(batch) for batch in args.batch]
+    for row in rows if args.neighbours else ():
+        row |= bench.beside(row["batch"], args.neighbours)
+    if args.server:
+        with _server(folder, loaded.config.vocab_size, args) as server:
+            for row in rows:
+                row |= bench.over_http(server, row["batch"])
     facts = {
         "shape": args.shape,
         "quantization": args.quantization,
@@ -77,8 +94,26 @@ def _arguments() -> argparse.Namespace:
     option("--steps", type=int, default=32, help="decode steps per batch")
     option("--prompt", type=int, default=512, help="tokens of the prefill; 0 = none")
     option("--threads", type=int, default=0)
+    option("--neighbours", type=int, default=0, metavar="N", help="busy processes beside")
+    option("--server", action="store_true", help="through all tiers as well")
     option("--json", action="store_true")
     return parser.parse_args()
+
+
+def _server(
+    folder: Path, vocab_size: int, args: argparse.Namespace
+) -> AbstractContextManager[Served]:
+    write_random_tokenizer(folder)
+    end_on_sigterm()
+    return served(
+        folder,
+        max(args.batch),
+        vocab_size,
+        QUANTIZATION=args.quantization,
+        KERNEL_LEVEL=args.kernel_level,
+        KV_CACHE_DTYPE=args.kv_cache_dtype,
+        THREADS=args.threads,
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -141,6 +176,31 @@ class Bench:
             _execute(runner, wire.ExecutePlan(number, steps=rows))
             times.append(time.perf_counter() - begin)
         return times
+
+    def beside(self, batch: int, count: int) -> dict[str, Any]:
+        """Decode beside `count` busy processes, and alone before and after."""
+        before_s = mean(self.decode(batch))
+        with neighbours(count):
+            beside_s = mean(self.decode(batch))
+        alone_s = mean((before_s, mean(self.decode(batch))))
+        threads = self._backend.num_threads
+        return {
+            "neighbours": count,
+            "beside_tokens_per_s": round(batch / beside_s, 2),
+            "beside_over_alone": round(alone_s / beside_s, 3),
+            "fair_share": round(fair_share(threads, count, available_cores()), 3),
+        }
+
+    def over_http(self, server: Served, batch: int) -> dict[str, Any]:
+        """Decode through the tiers for `batch` clients, and here before and after."""
+        before_s = mean(self.decode(batch))
+        served_s = server.step_s(batch, self._args.context, self._args.steps)
+        alone_s = mean((before_s, mean(self.decode(batch))))
+        return {
+            "offline_tokens_per_s": round(batch / alone_s, 2),
+            "served_tokens_per_s": round(batch / served_s, 2),
+            "served_over_offline": round(alone_s / served_s, 3),
+        }
 
     def prefill(self, num_tokens: int) -> float:
         """Return the seconds of the prefill of one prompt."""

@@ -73,24 +73,50 @@ def tiers(folder: Path, step_ms: float, streams: int, **gateway: object) -> Iter
 
     `gateway` are settings of that tier, by their names in the environment.
     """
-    http, text, engine, registry = (free_port() for _ in range(4))
+    registry = free_port()
+    paced = ("bench.paced_worker", f"127.0.0.1:{registry}", str(folder), str(step_ms))
+    with _tiers(folder, registry, paced, {}, streams, gateway) as stack:
+        yield stack
+
+
+@contextmanager
+def worker_tiers(folder: Path, streams: int, **worker: object) -> Iterator[Stack]:
+    """Run the four tiers on a model; they serve, and end with the block.
+
+    `worker` are settings of that tier, by their names in the environment.
+    """
+    registry = free_port()
+    settings = {"ENGINE": f"127.0.0.1:{registry}", "MODEL": folder, **worker}
+    with _tiers(folder, registry, ("worker",), settings, streams, {}) as stack:
+        yield stack
+
+
+@contextmanager
+def _tiers(
+    folder: Path,
+    registry: int,
+    worker: tuple[str, ...],
+    worker_settings: dict[str, object],
+    streams: int,
+    gateway: dict[str, object],
+) -> Iterator[Stack]:
+    """Run `python -m worker`, whatever that is, below the three others."""
+    http, text, engine = (free_port() for _ in range(3))
     stack = Stack(f"http://127.0.0.1:{http}")
     quiet = {"LOG_LEVEL": "error", "METRICS_PORT": "0"}
 
-    def named(service: str, **values: object) -> dict[str, str]:
+    def named(service: str, values: dict[str, object]) -> dict[str, str]:
         pairs = {**quiet, **values}
         return {f"MILLRACE_{service}_{key}": str(value) for key, value in pairs.items()}
 
     try:
-        env = named("ENGINE", PORT=engine, REGISTRY_PORT=registry, MAX_NUM_SEQS=streams)
-        stack.start("front", "engine_core", **env)
-        paced = ("bench.paced_worker", f"127.0.0.1:{registry}", str(folder), str(step_ms))
-        stack.start("worker", *paced)
-        env = named("TOKENIZER", PORT=text, ENGINES=f"127.0.0.1:{engine}", MODEL=folder)
-        stack.start("tokenizer", "tokenizer_service", **env)
-        limits = {"MAX_CONCURRENT_REQUESTS": 4096, **gateway}
-        env = named("GATEWAY", PORT=http, TOKENIZERS=f"127.0.0.1:{text}", **limits)
-        stack.start("gateway", "api_gateway", **env)
+        ports = {"PORT": engine, "REGISTRY_PORT": registry, "MAX_NUM_SEQS": streams}
+        stack.start("front", "engine_core", **named("ENGINE", ports))
+        stack.start("worker", *worker, **named("WORKER", worker_settings))
+        text_settings = {"PORT": text, "ENGINES": f"127.0.0.1:{engine}", "MODEL": folder}
+        stack.start("tokenizer", "tokenizer_service", **named("TOKENIZER", text_settings))
+        below = {"PORT": http, "TOKENIZERS": f"127.0.0.1:{text}", "MAX_CONCURRENT_REQUESTS": 4096}
+        stack.start("gateway", "api_gateway", **named("GATEWAY", below | gateway))
         stack.wait_until(lambda: is_ready(f"{stack.url}/ready"))
         yield stack
     finally:

@@ -10,7 +10,13 @@ import pytest
 
 from bench import ceilings as machine
 from bench import cpu
+from bench.neighbours import fair_share
 from bench.random_model import write_random_model
+from bench.random_tokenizer import write_random_tokenizer
+from bench.served import step_s
+from bench.sse_client import Outcome
+from tokenizer_service.model_folder import read_model_folder
+from tokenizer_service.tokenizer import load_tokenizer
 from worker.build import load_model
 
 
@@ -44,6 +50,42 @@ def test_a_whole_step(
         for name in ("decode_tokens_per_s", "read_ceiling_gb_per_s", "fraction_of_floor"):
             assert row[name] >= 0
         assert row["prefill_tokens_per_s"] > 0 and row["decode_tokens_per_s"] > 0
+
+
+@pytest.mark.timeout(90)
+def test_through_all_tiers_and_beside_a_neighbour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [row] = output(
+        capsys, monkeypatch, cpu, "--shape", "tiny", "--folder", str(tmp_path), "--batch", "2",
+        "--steps", "4", "--prompt", "0", "--context", "10", "--server", "--neighbours", "1",
+    )  # fmt: skip
+    assert row["served_over_offline"] > 0 and row["served_tokens_per_s"] > 0
+    assert row["neighbours"] == 1 and row["beside_over_alone"] > 0
+
+
+def test_the_pace_of_streams_is_that_of_their_common_time() -> None:
+    early = Outcome(0.0, arrivals=[1.0, 5.0, 6.0, 7.0, 7.001])  # waits while the other one starts
+    late = Outcome(0.0, arrivals=[5.0, 6.0, 7.0, 8.0])
+    assert step_s([early, late], 4) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("threads", "count", "cores", "share"),
+    [(2, 0, 2, 1.0), (2, 1, 2, 2 / 3), (2, 2, 2, 0.5), (2, 2, 4, 1.0), (1, 1, 2, 1.0)],
+)
+def test_a_fair_share_of_the_cores(threads: int, count: int, cores: int, share: float) -> None:
+    assert fair_share(threads, count, cores) == pytest.approx(share)
+
+
+def test_every_id_of_a_random_tokenizer_has_a_text_of_its_own(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "tiny")
+    write_random_tokenizer(folder)
+    tokenizer = load_tokenizer(read_model_folder(folder))
+    assert tokenizer is not None and tokenizer.size == 512
+    detokenizer = tokenizer.detokenizer(keep_special=True)
+    texts = [detokenizer.step(index) for index in range(256, 512)]
+    assert len(set(texts)) == 256 and all(texts)
 
 
 def test_a_random_model_is_a_model(tmp_path: Path) -> None:
