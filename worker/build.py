@@ -37,7 +37,7 @@ from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
-from worker.packed_cache import PackedCache, cache_path
+from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
 from worker.weights import FolderWeights
 
 MAX_UBATCH_TOKENS = 2048
@@ -289,16 +289,18 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
         place = default_cache_dir()
     except OSError:
         place = None
-    if not isinstance(backend, CpuBackend) or place is None:
+    too_small = weights.num_bytes < MIN_BYTES
+    if not isinstance(backend, CpuBackend) or place is None or too_small:
         yield
         return
     path = cache_path(place, weights.fingerprint(), backend.weights.name, folder)
-    backend.cache = PackedCache(path)
+    cache = backend.cache = PackedCache(path, backend.num_threads)
     try:
         yield
-        backend.cache.close()
+        cache.close()
     finally:
         backend.cache = None
+        cache.abandon()
 
 
 def fingerprint_folder(folder: Path) -> str:

@@ -1,95 +1,207 @@
 """PackedCache: the packed weights of a model in one format, kept from one start to the next.
 
 The file is named by the hash of all that decides its bytes: the model's folder, the format, and the
-sources that define the layout. It is read into memory of our own and not mapped: pages of a file
-have 4 KiB, ours 2 MiB where the system gives them, and those read 12 to 23 % faster.
+sources that define the layout. It is mapped, so that the workers of a host share one copy, and
+every byte is checked against a hash first. A linear that has to be packed goes straight to the
+file and out of memory; when all are there the file is mapped, on the first start as on any other.
 
-    8 bytes: length of the table │ JSON table │ padding │ regions, each at a multiple of 4 KiB
+    regions, each at a multiple of 4 KiB │ JSON table │ its sha256 │ 8 bytes: its length
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from worker.kernels.compile import SOURCES
-from worker.kernels.packed import Bytes, PackedWeight, Shape, Stored, aligned_bytes, pack_bias
+from worker.kernels.packed import Bytes, PackedWeight, Shape, Stored, pack_bias
+from worker.mapped_file import digests, in_huge_pages, map_bytes
 
 log = logging.getLogger(__name__)
 
 ALIGNMENT = 4096
-HUGE_PAGE = 2 << 20
-SAMPLE_BYTES = 4096
 MIN_BYTES = 64 << 20
 """Smaller models are packed faster than a file is found."""
 LAYOUT_SOURCES = ("linear.h", "linear_pack.cpp", "linear_pack_body.h", "types.h")
+END_BYTES = 32 + 8
+NOTHING: Bytes = np.empty(0, np.uint8)
+
+Entry = tuple[list[int], list[list[int]]]
+"""The sizes of a linear; begin and bytes of its weight and of its scales."""
 
 
-Region = tuple[int, int, str]
-"""Where it begins, its bytes, and a hash of its ends."""
-Entry = tuple[list[int], list[Region]]
-"""The sizes of a linear; its weight and its scales."""
+class Kept(NamedTuple):
+    """A whole file: its bytes, and what lies where."""
+
+    data: Bytes
+    entries: list[Entry]
 
 
 class PackedCache:
-    """Hands out the packed linears of a model in the order in which they are asked for."""
+    """Hands out the packed linears of a model in the order in which they are asked for.
 
-    def __init__(self, path: Path) -> None:
+    Those that were packed now have their arrays when `close` returns.
+    """
+
+    def __init__(self, path: Path, num_threads: int = 1) -> None:
         self._path = path
-        self._file: BufferedReader | None = None
-        self._entries: list[Entry] = []
+        self._num_threads = num_threads
+        self._writer: _Writer | None = None
         self._handed_out: list[PackedWeight] = []
-        self._is_complete = True
-        try:
-            self._file = path.open("rb")
-            self._entries = _read_table(self._file)
-        except FileNotFoundError:
-            self._is_complete = False
-        except (OSError, ValueError) as error:
-            self._give_up(error)
+        self._kept = self._read()
+        if self._kept is None:
+            self._start_writing()
 
-    def _give_up(self, reason: Exception) -> None:
+    def _read(self) -> Kept | None:
+        """Return the file if it is there and whole; remove one that is not."""
+        try:
+            data = map_bytes(self._path)
+            entries = _checked(data, self._num_threads)
+            return Kept(in_huge_pages(data), entries)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._reject(error)
+            return None
+
+    def _reject(self, reason: Exception) -> None:
         log.warning("packed weights are packed again", extra={"reason": str(reason)})
-        self._is_complete = False
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a damaged file stays", extra={"reason": str(error)})
+
+    def _start_writing(self) -> None:
+        """Begin a file, unless another process has made one while we waited for it."""
+        try:
+            self._writer = _Writer(self._path)
+            self._kept = self._read()
+        except OSError as error:
+            log.warning("packed weights are not kept", extra={"reason": str(error)})
+        if self._kept is not None:
+            self._stop_writing()
 
     def take(
         self, shape: Shape, biases: Sequence[Stored], pack: Callable[[], PackedWeight]
     ) -> PackedWeight:
         """Return the next linear, from the file as long as it holds what is asked for."""
-        packed = self._find(shape, biases) or pack()
+        packed = self._find(shape, biases)
+        if packed is None:
+            packed = pack()
+            self._write(packed)
         self._handed_out.append(packed)
         return packed
 
     def _find(self, shape: Shape, biases: Sequence[Stored]) -> PackedWeight | None:
-        if self._file is None or not self._is_complete:
+        if self._kept is None:
             return None
         try:
-            sizes, (weight, scales) = self._entries[len(self._handed_out)]
+            sizes, places = self._kept.entries[len(self._handed_out)]
             if sizes != _sizes(shape):
                 raise ValueError("a linear has another shape")
-            bias = pack_bias(biases, shape)
-            return PackedWeight(shape, _read(self._file, *weight), _read(self._file, *scales), bias)
-        except (OSError, ValueError, IndexError) as error:
-            self._give_up(error)
+        except (ValueError, IndexError) as error:
+            self._kept = None
+            self._reject(error)
+            self._start_writing()
+            for packed in self._handed_out:
+                self._write(packed)
             return None
+        packed = PackedWeight(shape, NOTHING, NOTHING, pack_bias(biases, shape))
+        _bind(packed, self._kept.data, places)
+        return packed
 
-    def close(self) -> None:
-        """Write the file unless everything came out of it, or there is little of it."""
-        if self._file is not None:
-            self._file.close()
-        size = sum(packed.num_bytes for packed in self._handed_out)
-        if self._is_complete or size < MIN_BYTES:
+    def _write(self, packed: PackedWeight) -> None:
+        if self._writer is None:
             return
         try:
-            _write(self._path, self._handed_out)
+            self._writer.add(packed)
         except OSError as error:
             log.warning("packed weights are not kept", extra={"reason": str(error)})
+            self._stop_writing()
+        else:
+            packed.weight = packed.scales = NOTHING
+
+    def _stop_writing(self) -> None:
+        """Give up the file; what is in it already stays mapped."""
+        writer, self._writer = self._writer, None
+        if writer is not None and writer.entries:
+            data = map_bytes(writer.path)
+            for packed, (_, places) in zip(self._handed_out, writer.entries, strict=False):
+                _bind(packed, data, places)
+        if writer is not None:
+            writer.abandon()
+
+    def close(self) -> None:
+        """Finish the file that was begun, and map it."""
+        if self._writer is None:
+            return
+        try:
+            data = self._writer.finish(self._path, self._num_threads)
+        except OSError as error:
+            log.warning("packed weights are not kept", extra={"reason": str(error)})
+            return self._stop_writing()
+        for packed, (_, places) in zip(self._handed_out, self._writer.entries, strict=True):
+            _bind(packed, data, places)
+        self._writer = None
+
+    def abandon(self) -> None:
+        """Leave no unfinished file behind: loading has failed."""
+        if self._writer is not None:
+            self._writer.abandon()
+
+
+class _Writer:
+    """A file in the making, beside its place; one at a time in a folder, over all processes."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._file, name = tempfile.mkstemp(dir=path.parent)
+        except OSError:
+            os.close(self._lock)
+            raise
+        self.path = Path(name)
+        self.entries: list[Entry] = []
+        self._end = 0
+
+    def add(self, packed: PackedWeight) -> None:
+        places = []
+        for data in (packed.weight, packed.scales):
+            _write_all(self._file, data.data, self._end)
+            places.append([self._end, data.nbytes])
+            self._end += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+        self.entries.append((_sizes(packed.shape), places))
+
+    def finish(self, target: Path, num_threads: int) -> Bytes:
+        """Write the table, put the file in its place, so that nobody ever reads half of one."""
+        os.ftruncate(self._file, self._end)
+        found = digests(map_bytes(self.path), num_threads)
+        raw = json.dumps([self.entries, found]).encode()
+        tail = raw + hashlib.sha256(raw).digest() + len(raw).to_bytes(8, "little")
+        _write_all(self._file, memoryview(tail), self._end)
+        data = map_bytes(self.path)
+        os.replace(self.path, target)
+        self._close()
+        return data
+
+    def abandon(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._file)
+        os.close(self._lock)
 
 
 def cache_path(folder: Path, fingerprint: str, format_name: str, model: Path) -> Path:
@@ -107,54 +219,26 @@ def _sizes(shape: Shape) -> list[int]:
     return [shape.num_inputs, shape.num_outputs, int(shape.format), shape.group]
 
 
-def _sample(data: Bytes) -> str:
-    """Hash the beginning and the end of a region."""
-    ends = (data[:SAMPLE_BYTES], data[-SAMPLE_BYTES:])
-    return hashlib.sha256(b"".join(end.tobytes() for end in ends)).hexdigest()[:16]
+def _bind(packed: PackedWeight, data: Bytes, places: list[list[int]]) -> None:
+    packed.weight, packed.scales = (data[start : start + count] for start, count in places)
 
 
-def _read_table(file: BufferedReader) -> list[Entry]:
-    """Raise ValueError for a file that is not whole."""
-    length = int.from_bytes(file.read(8), "little")
-    size = os.fstat(file.fileno()).st_size
-    if not 0 < length <= size - 8:
-        raise ValueError("the table is cut off")
-    entries: list[Entry] = json.loads(file.read(length))
-    if any(start + count > size for _, regions in entries for start, count, _ in regions):
+def _checked(data: Bytes, num_threads: int) -> list[Entry]:
+    """Return the table; raise ValueError for a file that is not what was written, byte by byte."""
+    length = int.from_bytes(data[-8:].tobytes(), "little")
+    if len(data) < END_BYTES or not 0 < length <= len(data) - END_BYTES:
         raise ValueError("the file is cut off")
-    return entries
+    end = len(data) - END_BYTES
+    raw = data[end - length : end].tobytes()
+    if hashlib.sha256(raw).digest() != data[end : end + 32].tobytes():
+        raise ValueError("the table is damaged")
+    entries, wanted = json.loads(raw)
+    if digests(data[: end - length], num_threads) != wanted:
+        raise ValueError("the weights are damaged")
+    return list(entries)
 
 
-def _read(file: BufferedReader, start: int, count: int, sample: str) -> Bytes:
-    data = aligned_bytes(count, HUGE_PAGE if count >= HUGE_PAGE else 64)
-    file.seek(start)
-    if file.readinto(data.data) != count or _sample(data) != sample:
-        raise ValueError("a region is damaged")
-    return data
-
-
-def _write(path: Path, complete: Sequence[PackedWeight]) -> None:
-    """Write beside and rename, so that nobody ever reads half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table, regions, offset = [], [], ALIGNMENT * (1 + len(complete) // 8)
-    for packed in complete:
-        places = []
-        for data in (packed.weight, packed.scales):
-            places.append((offset, data.nbytes, _sample(data)))
-            regions.append((offset, data))
-            offset += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
-        table.append((_sizes(packed.shape), places))
-    raw = json.dumps(table).encode()
-    if 8 + len(raw) > regions[0][0]:
-        raise OSError("the table has no room")
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(len(raw).to_bytes(8, "little") + raw)
-            for start, data in regions:
-                file.seek(start)
-                file.write(data.data)
-            file.truncate(offset)
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+def _write_all(file: int, data: memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], start + done)

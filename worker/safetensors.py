@@ -60,6 +60,11 @@ class SafetensorsFile:
         aligned = raw if tensor.start % dtype.itemsize == 0 else bytes(raw)
         return np.frombuffer(aligned, dtype).reshape(tensor.shape)
 
+    def let_go(self) -> None:
+        """Forget the pages that were read; views stay, and read the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+            self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def sample(self, name: str, num_bytes: int) -> bytes:
         """Return the first bytes of a tensor, for a hash."""
         tensor = self.tensors[name]

@@ -57,6 +57,17 @@ class FolderWeights:
         home = self._homes[name]
         return home.read_stored(name) if self._as_stored else home.read(name)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors, as they lie in the files."""
+        tensors = (file.tensors[name] for name, file in self._homes.items())
+        return sum(tensor.stop - tensor.start for tensor in tensors)
+
+    def let_go(self) -> None:
+        """Give back the memory of what was read; views stay, and read the file again."""
+        for file in set(self._homes.values()):
+            file.let_go()
+
     def fingerprint(self) -> str:
         """Hash config.json and of every tensor its name, dtype, shape and first 4 KiB."""
         digest = hashlib.sha256((self._folder / "config.json").read_bytes())

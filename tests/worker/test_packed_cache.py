@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.random_model import write_random_model
 from tests.support.operators import backend
-from worker import packed_cache
+from worker import build, packed_cache
+from worker.build import load_model
 from worker.kernels.packed import Format, PackedWeight
+from worker.mapped_file import mapping_of
 from worker.packed_cache import PackedCache, cache_path
 
 WEIGHTS = [np.random.default_rng(n).standard_normal((40 + n, 200)).astype("f4") for n in range(3)]
 BIAS = np.arange(40, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True)
-def every_model_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_cache, "MIN_BYTES", 1)
 
 
 def load(path: Path, form: Format = Format.INT4, count: int = 3) -> list[PackedWeight]:
@@ -34,6 +34,7 @@ def load(path: Path, form: Format = Format.INT4, count: int = 3) -> list[PackedW
         ]
         ops.cache.close()
     finally:
+        ops.cache.abandon()
         ops.cache = None
     return packed
 
@@ -78,26 +79,63 @@ def test_a_second_load_packs_nothing(form: Format, tmp_path: Path, packed_calls:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_weights_are_the_pages_of_the_file_from_the_first_start_on(tmp_path: Path) -> None:
+    for packed in load(tmp_path / "model.packed") + load(tmp_path / "model.packed"):
+        assert mapping_of(packed.weight) is not None
+        with pytest.raises(ValueError, match="read-only"):
+            packed.weight[0] = 1
+
+
+def test_packed_weights_compute_what_weights_in_memory_compute(tmp_path: Path) -> None:
+    expected = [backend(weights=Format.INT4).pack_linear([weight]) for weight in WEIGHTS]
+    for found in (load(tmp_path / "model.packed"), load(tmp_path / "model.packed")):
+        for one, other in zip(found, expected, strict=True):
+            assert np.array_equal(one.weight, other.weight) and one.num_bytes >= other.num_bytes
+            assert np.array_equal(one.scales, other.scales)
+
+
+def test_who_waits_for_a_file_in_the_making_takes_it(
+    tmp_path: Path, packed_calls: list[int]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load(tmp_path / "model.packed"), range(4)))
+    assert len(packed_calls) == 3
+    assert all(same(found[0], other) for other in found)
+
+
 def test_a_damaged_or_foreign_file_is_written_again(
     tmp_path: Path, packed_calls: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "model.packed"
     expected = load(path)
     whole = path.read_bytes()
-    begin = len(whole) - 4096
-    for broken in (whole[:begin], b"", whole[:100], b"\xff" * 4096,
-                   whole[:4096] + b"\0" * 9000 + whole[13096:]):  # fmt: skip
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    wrong_table = whole[:-60] + b"7" + whole[-59:]
+    cut = whole[: len(whole) - 4096]
+    for broken in (flipped, wrong_table, cut, b"", whole[:10], b"\xff" * 4096):
         path.write_bytes(broken)
         packed_calls.clear()
         with caplog.at_level(logging.WARNING):
             assert same(load(path), expected)
-        assert packed_calls and "packed again" in caplog.text
+        assert len(packed_calls) == 3 and "packed again" in caplog.text
         caplog.clear()
         assert path.read_bytes() == whole
     load(path, Format.INT8)
     packed_calls.clear()
-    load(path)
-    assert len(packed_calls) == 3
+    assert same(load(path), expected)
+    assert len(packed_calls) == 3 and path.read_bytes() == whole
+
+
+def test_a_file_of_a_model_that_begins_alike_is_written_again(
+    tmp_path: Path, packed_calls: list[int]
+) -> None:
+    expected = load(tmp_path / "whole.packed")
+    load(tmp_path / "model.packed", count=2)
+    packed_calls.clear()
+    assert same(load(tmp_path / "model.packed"), expected)
+    assert len(packed_calls) == 1
+    assert (tmp_path / "model.packed").read_bytes() == (tmp_path / "whole.packed").read_bytes()
 
 
 def test_a_place_that_cannot_be_written_is_said(
@@ -109,10 +147,49 @@ def test_a_place_that_cannot_be_written_is_said(
     assert "not kept" in caplog.text
 
 
-def test_small_models_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_cache, "MIN_BYTES", 1 << 30)
-    load(tmp_path / "model.packed")
+@pytest.mark.parametrize("writes", range(7))
+def test_a_disk_that_is_full_costs_the_file_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    writes: int,
+) -> None:
+    expected = load(tmp_path / "whole.packed")
+    (tmp_path / "full").mkdir()
+    write_all, done = packed_cache._write_all, []
+
+    def until_full(file: int, data: memoryview, start: int) -> None:
+        if len(done) == writes:
+            raise OSError(errno.ENOSPC, "no space is left")
+        done.append(1)
+        write_all(file, data, start)
+
+    monkeypatch.setattr(packed_cache, "_write_all", until_full)
+    with caplog.at_level(logging.WARNING):
+        assert same(load(tmp_path / "full" / "model.packed"), expected)
+    assert "not kept" in caplog.text
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+def test_loading_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    ops = backend(weights=Format.INT8)
+    cache = ops.cache = PackedCache(tmp_path / "model.packed")
+    ops.pack_linear([WEIGHTS[0]])
+    ops.cache = None
+    cache.abandon()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_models_are_kept_and_small_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_random_model(tmp_path / "tiny", "tiny")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_model(folder, num_threads=1, quantization="int8")
+    assert not list((tmp_path / "cache").glob("*/weights"))
+    monkeypatch.setattr(build, "MIN_BYTES", 1)
+    load_model(folder, num_threads=1, quantization="int8")
+    assert len(list((tmp_path / "cache" / "millrace" / "weights").iterdir())) == 1
 
 
 def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:

@@ -91,9 +91,12 @@ class Shape:
         return 16 * self.padded_inputs * 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class PackedWeight:
-    """Panels, scales (empty for floats) and bias of a linear, see `linear.h`."""
+    """Panels, scales (empty for floats) and bias of a linear, see `linear.h`.
+
+    While a model is loaded the arrays may lie elsewhere, or nowhere yet (`PackedCache`).
+    """
 
     shape: Shape
     weight: Bytes
@@ -103,7 +106,7 @@ class PackedWeight:
     @property
     def num_bytes(self) -> int:
         bias = 0 if self.bias is None else self.bias.nbytes
-        return self.weight.nbytes + self.scales.nbytes + bias
+        return self.shape.weight_bytes + self.shape.scale_bytes + bias
 
 
 class PackArguments(ctypes.Structure):
