@@ -52,7 +52,7 @@ class Backend(Protocol):
         ...
 
     def pack_tied(self, table: Array) -> Linear:
-        """Make a linear of a packed embedding table [V, H] without a second copy of it."""
+        """Make a linear of an embedding table [V, H], which tokens are still looked up in."""
         ...
 
     def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:

@@ -53,15 +53,6 @@ ATTENTION_SCRATCH = 65 * 32 * (2 + MAX_HEAD_DIM) * 4
 """Bytes, as in `attention.h`."""
 
 
-@dataclass(eq=False, slots=True)
-class Table:
-    """An embedding table as it lies in the checkpoint, until a tied head has packed it."""
-
-    rows: Stored | None
-    shape: tuple[int, int]
-    packed: PackedWeight | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What a model reads of a step while it records: names, not numbers."""
@@ -173,12 +164,12 @@ class CpuBackend:
 
     # ── weights ──────────────────────────────────────────────────────────────────────────────
 
-    def pack_vector(self, weight: Stored) -> Floats | Table:
-        if weight.ndim == 2:
+    def pack_vector(self, weight: Stored) -> Stored:
+        if weight.ndim == 2:  # an embedding table stays where it is, and is read row by row
             stored_format("embedding", "table", weight)
             table = np.ascontiguousarray(weight)
             self.weight_bytes += table.nbytes
-            return Table(table, weight.shape)
+            return table
         vector = to_float32(weight)
         self.weight_bytes += vector.nbytes
         return vector
@@ -193,31 +184,18 @@ class CpuBackend:
         self.weight_bytes += packed.num_bytes
         return packed
 
-    def pack_tied(self, table: Table) -> PackedWeight:
-        if table.packed is None:
-            assert table.rows is not None
-            table.packed = self.pack_linear([table.rows])
-            self.weight_bytes -= table.rows.nbytes
-            table.rows = None
-        return table.packed
+    def pack_tied(self, table: Stored) -> PackedWeight:
+        self.weight_bytes -= table.nbytes  # a step reads a few rows of it, and the head whole
+        return self.pack_linear([table])
 
     def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
         return pack_rotary(inverse_frequencies, attention_factor)
 
     # ── operators ────────────────────────────────────────────────────────────────────────────
 
-    def embedding(self, table: Table, token_ids: None) -> Buffer:
+    def embedding(self, table: Stored, token_ids: None) -> Buffer:
         out = Buffer(Rows.TOKENS, table.shape[1])
-        width, packed = table.shape[1], table.packed
-        if packed is not None:
-            shape = packed.shape
-            words: tuple[Word, ...] = (
-                *(packed.weight, packed.scales, out, width),
-                *(shape.format, 1, shape.group),
-            )
-        else:
-            assert table.rows is not None
-            words = (table.rows, None, out, width, stored_format("embedding", "", table.rows), 0, 0)
+        words = (table, out, out.width, stored_format("embedding", "table", table))
         self._add(Kind.EMBEDDING, Rows.TOKENS, *words)
         return out
 

@@ -1,5 +1,4 @@
 // Row gathers: token embeddings, and the rows that want logits.
-#include "linear.h"
 #include "operands.h"
 #include "program.h"
 

@@ -1,22 +1,7 @@
 // Row gathers, once per level.
 
-// What input k of a packed row is to be multiplied with.
-inline float packed_scale(const EmbeddingArguments& a, int64_t row, int64_t k, int64_t padded) {
-  if (a.format == Format::INT8) return ((const float*)a.scales)[row];
-  if (a.format != Format::INT4) return 1.0f;
-  int64_t group = row / PANEL * (padded / a.group) + k / a.group;
-  return from_bf16(((const bf16*)a.scales)[group * PANEL + row % PANEL]);
-}
-
-// One row of a table that is the packed weight of a linear: output `row` of its panel.
-inline void unpack_row(const EmbeddingArguments& a, int64_t row, float* out) {
-  int64_t padded = padded_inputs(a.format, a.width, a.group), lane = row % PANEL;
-  const uint8_t* panel = a.table + row / PANEL * panel_bytes(a.format, padded);
-  for (int64_t k = 0; k < a.width; k++) 
-    out[k] = packed_value(panel, a.format, lane, k) * packed_scale(a, row, k, padded);
-}
-
-inline void plain_row(const EmbeddingArguments& a, int64_t row, float* out) {
+// One row of a table, as float32.
+inline void table_row(const EmbeddingArguments& a, int64_t row, float* out) {
   int64_t start = row * a.width;
   for (int64_t k = 0; k < a.width; k++) {
     switch (a.format) {
@@ -30,7 +15,7 @@ inline void plain_row(const EmbeddingArguments& a, int64_t row, float* out) {
 void embedding(const Run& run, const Op& op) {
   auto a = op.as<EmbeddingArguments>();
   each_row(run, op, [&](int64_t t) {
-    (a.packed ? unpack_row : plain_row)(a, run.step.token_ids[t], a.out + t * a.width);
+    table_row(a, run.step.token_ids[t], a.out + t * a.width);
   });
 }
 

@@ -65,19 +65,4 @@ constexpr int64_t panel_bytes(Format format, int64_t inputs) {
   }
 }
 
-// Input k of the output in `lane` of a panel; of the integer formats without scale.
-inline float packed_value(const uint8_t* panel, Format format, int64_t lane, int64_t k) {
-  switch (format) {
-    case Format::F32: return ((const float*)panel)[k * PANEL + lane];
-    case Format::F16: return from_f16(((const f16*)panel)[k * PANEL + lane]);
-    case Format::BF16:
-      return from_bf16(((const bf16*)panel)[k / 2 * 2 * PANEL + lane * 2 + k % 2]);
-    case Format::INT8: return float(int(panel[k / 4 * 4 * PANEL + lane * 4 + k % 4]) - 128);
-    default: {
-      uint8_t both = panel[k / 8 * 4 * PANEL + lane * 4 + k % 4];
-      return float(int(k % 8 < 4 ? both & 15 : both >> 4) - 8);
-    }
-  }
-}
-
 }  // namespace millrace

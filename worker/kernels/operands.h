@@ -7,13 +7,10 @@ namespace millrace {
 
 // out[t] = table[token_ids[t]]; a packed table is the weight of the tied head.
 struct EmbeddingArguments {
-  const uint8_t* table;   // [vocabulary, width], or packed panels
-  const uint8_t* scales;  // of a packed table, see `linear.h`
-  float* out;             // [rows, width]
+  const uint8_t* table;  // [vocabulary, width], as it lies in the checkpoint
+  float* out;            // [rows, width]
   int64_t width;
   Format format;
-  int64_t packed;         // 0 or 1
-  int64_t group;
 };
 
 // out[r] = x[rows[r]], `rows` being those of the step whose logits, or states, are wanted.
