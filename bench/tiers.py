@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,16 +96,16 @@ def _tiers(
     folder: Path,
     registry: int,
     worker: tuple[str, ...],
-    worker_settings: dict[str, object],
+    worker_settings: Mapping[str, object],
     streams: int,
-    gateway: dict[str, object],
+    gateway: Mapping[str, object],
 ) -> Iterator[Stack]:
     """Run `python -m worker`, whatever that is, below the three others."""
     http, text, engine = (free_port() for _ in range(3))
     stack = Stack(f"http://127.0.0.1:{http}")
     quiet = {"LOG_LEVEL": "error", "METRICS_PORT": "0"}
 
-    def named(service: str, values: dict[str, object]) -> dict[str, str]:
+    def named(service: str, values: Mapping[str, object]) -> dict[str, str]:
         pairs = {**quiet, **values}
         return {f"MILLRACE_{service}_{key}": str(value) for key, value in pairs.items()}
 
@@ -116,7 +116,7 @@ def _tiers(
         text_settings = {"PORT": text, "ENGINES": f"127.0.0.1:{engine}", "MODEL": folder}
         stack.start("tokenizer", "tokenizer_service", **named("TOKENIZER", text_settings))
         below = {"PORT": http, "TOKENIZERS": f"127.0.0.1:{text}", "MAX_CONCURRENT_REQUESTS": 4096}
-        stack.start("gateway", "api_gateway", **named("GATEWAY", below | gateway))
+        stack.start("gateway", "api_gateway", **named("GATEWAY", {**below, **gateway}))
         stack.wait_until(lambda: is_ready(f"{stack.url}/ready"))
         yield stack
     finally:

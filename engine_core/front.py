@@ -41,7 +41,9 @@ from protos.worker import (
 
 log = logging.getLogger(__name__)
 
-STATE_INTERVAL_S = 0.25
+TICK_S = 0.25
+TICKS_PER_STATE = 2
+"""A state costs three processes a message; what changes readiness is told at once."""
 Context = grpc.aio.ServicerContext[EngineRequest, EngineReply]
 
 
@@ -225,13 +227,14 @@ class Front(EngineServicer):
 
     async def tick(self) -> None:
         """Announce and let held requests expire, for ever."""
-        while True:
-            await asyncio.sleep(STATE_INTERVAL_S)
+        for count in itertools.count():
+            await asyncio.sleep(TICK_S)
             for number, slot in self._held.overdue(self._fleet.clock()):
                 self._held.drop(number, slot)
                 late = Problem("", "", reason=FinishReason.DEADLINE)
                 self._end(self.sessions[number], [slot], late)
-            self.announce()
+            if count % TICKS_PER_STATE or self.state().ready != self._last_ready:
+                self.announce()
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new and wait until all has ended, `timeout_s` seconds at most."""

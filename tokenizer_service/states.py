@@ -12,9 +12,9 @@ from collections.abc import Callable
 from protos.common_pb2 import EngineState
 from tokenizer_service.placement import CONNECTION_LOST
 
-EVERY_S = 0.25
+EVERY_S = 0.5
 JITTER = 0.8
-"""An engine's own 250 ms may come a little early; that is no reason to skip one."""
+"""An engine's own 500 ms may come a little early; that is no reason to skip one."""
 NO_ENGINE = "none"
 
 StateSink = Callable[[EngineState], None]
@@ -39,7 +39,7 @@ class StateFeed:
         self._listeners.discard(listener)
 
     def tell(self, state: EngineState) -> None:
-        """Forward a state: at once when readiness changed, else at most every 250 ms.
+        """Forward a state: at once when readiness changed, else at most every 500 ms.
 
         The last state of a lost engine is forwarded and forgotten.
         """

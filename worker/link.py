@@ -117,8 +117,7 @@ class Link:
             poller.register(socket, zmq.POLLIN)
         next_beat = time.monotonic()
         while True:
-            wait_s = max(0.0, next_beat - time.monotonic())
-            ready = dict(poller.poll(int(wait_s * 1000) + 1))
+            ready = dict(poller.poll(self._wait_ms(next_beat)))
             if watch in ready:
                 self._watch(watch)
             if dealer.socket in ready:
@@ -128,10 +127,14 @@ class Link:
                 if not frame:
                     return
                 self._send(dealer, frame)
-            if time.monotonic() >= next_beat:
+            if self._heartbeat is not None and time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + HEARTBEAT_S
-                if self._heartbeat is not None:
-                    self._send(dealer, self._heartbeat)
+                self._send(dealer, self._heartbeat)
+
+    def _wait_ms(self, next_beat: float) -> int | None:
+        if self._heartbeat is None:
+            return None  # nothing to say by itself: wait for somebody
+        return int(max(0.0, next_beat - time.monotonic()) * 1000) + 1
 
     def _send(self, dealer: Dealer[wire.ToWorker], frame: bytes) -> None:
         try:

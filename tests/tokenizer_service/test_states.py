@@ -33,12 +33,12 @@ def test_a_newcomer_hears_that_there_is_no_engine_or_all_that_are() -> None:
     assert [s.engine for s in late] == ["a", "b"]
 
 
-def test_unchanged_readiness_is_told_every_quarter_second() -> None:
+def test_unchanged_readiness_is_told_every_half_second() -> None:
     states, clock, heard = feed()
     heard.clear()
     for _ in range(10):
         states.tell(ready_state("a"))
-        clock.now += 0.0625
+        clock.now += 0.125
     assert len(heard) == 3
 
 
