@@ -34,6 +34,7 @@ from api_gateway.pipeline import Pipeline
 from api_gateway.protocol import BoundedProtocol
 from api_gateway.routing import Router
 from api_gateway.scrape import Scrape
+from api_gateway.server import Server
 from api_gateway.settings import Settings
 from api_gateway.text_calls import TextCalls
 from api_gateway.ui_files import UiFiles
@@ -140,10 +141,10 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
     def drain() -> None:
         loop = asyncio.get_running_loop()
         gateway.admission.is_draining = True
-        loop.call_later(NOT_READY_FIRST_S, setattr, server, "should_exit", True)
+        loop.call_later(NOT_READY_FIRST_S, server.leave)
         loop.call_later(FINISH_WITHIN_S, gateway.watch.end_all)
 
-    server = uvicorn.Server(configure(gateway.app(when_started)))
+    server = Server(configure(gateway.app(when_started)))
     await server.serve(sockets=[sock])
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from api_gateway.link import Link
 
 TICK_S = 0.25
+IDLE_TICK_S = 0.5
+"""While there is no request."""
 MAX_UNREAD_TOKENS = 128
 """More than these wait for a full socket: the sequences behind it are paused."""
 DEADLINE_GRACE_S = 0.5  # the tiers below get the first word, with their figures
@@ -86,8 +88,9 @@ class Watch:
     async def run(self) -> None:
         """Tick for ever."""
         while True:
-            due_s = time.monotonic() + TICK_S
-            await asyncio.sleep(TICK_S)
+            tick_s = TICK_S if self._vigils else IDLE_TICK_S
+            due_s = time.monotonic() + tick_s
+            await asyncio.sleep(tick_s)
             now = time.monotonic()
             self._on_lag(max(0.0, now - due_s))
             self.tick(now)

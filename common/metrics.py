@@ -88,8 +88,5 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
 
     server = ThreadingHTTPServer((host, port), Door)
     server.daemon_threads = True
-    forever = {"poll_interval": None}  # it is never told to stop, so it need not look
-    threading.Thread(
-        target=server.serve_forever, name="metrics", daemon=True, kwargs=forever
-    ).start()
+    threading.Thread(target=server.serve_forever, args=(None,), name="metrics", daemon=True).start()
     return int(server.server_address[1])

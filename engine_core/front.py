@@ -41,9 +41,10 @@ from protos.worker import (
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
-TICKS_PER_STATE = 2
-"""A state costs three processes a message; what changes readiness is told at once."""
+STATE_INTERVAL_S = 0.5
+"""A state costs three processes a message."""
+HELD_INTERVAL_S = 0.25
+"""While requests wait for a replica: they have deadlines."""
 Context = grpc.aio.ServicerContext[EngineRequest, EngineReply]
 
 
@@ -227,14 +228,13 @@ class Front(EngineServicer):
 
     async def tick(self) -> None:
         """Announce and let held requests expire, for ever."""
-        for count in itertools.count():
-            await asyncio.sleep(TICK_S)
+        while True:
+            await asyncio.sleep(HELD_INTERVAL_S if len(self._held) else STATE_INTERVAL_S)
             for number, slot in self._held.overdue(self._fleet.clock()):
                 self._held.drop(number, slot)
                 late = Problem("", "", reason=FinishReason.DEADLINE)
                 self._end(self.sessions[number], [slot], late)
-            if count % TICKS_PER_STATE or self.state().ready != self._last_ready:
-                self.announce()
+            self.announce()
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new and wait until all has ended, `timeout_s` seconds at most."""

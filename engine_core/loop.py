@@ -39,8 +39,8 @@ from protos.worker import (
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.2
-STATE_INTERVAL_S = 0.2
+IDLE_WAIT_S = 0.4
+STATE_INTERVAL_S = 0.4
 AUDIT_INTERVAL_S = 60.0
 
 
