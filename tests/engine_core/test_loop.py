@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from engine_core.loop import AUDIT_INTERVAL_S, EngineLoop
+from engine_core.loop import AUDIT_INTERVAL_S, IDLE_WAIT_S, EngineLoop
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
@@ -136,7 +136,7 @@ def test_a_grammar_is_compiled_before_the_request_runs(bench: Bench) -> None:
     body, limits = array("I", [1, 2, 3]).tobytes(), Limits(2, has_grammar=True)
     bench.ask(Add(1, 1, "r", body, limits, b"good"), Add(1, 2, "r", body, limits, b"bad"))
     assert bench.workers.log == ["send CompileGrammar", "send CompileGrammar", "wait"]
-    assert bench.front.waits == [0.2], "nothing was under way"
+    assert bench.front.waits == [IDLE_WAIT_S], "nothing was under way"
     for _ in range(4):
         bench.loop.step()
     assert bench.front.waits[1:4] == [0.0] * 3
