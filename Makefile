@@ -65,8 +65,8 @@ test-kernels: $(VENV)/.stamp ## prove the CUDA kernels without a GPU: oracle, co
 test-gpu: ## run every kernel test and compute-sanitizer on this machine's GPU, write bench/results: GPU_PYTHON with NumPy, CuPy and pytest is enough
 	$(GPU_PYTHON) -m tests.cuda.on_gpu $(ARGS)
 
-bench-gpu: ## time decode steps and prefills on this machine's GPU beside their floors
-	@for shape in qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b; do $(GPU_PYTHON) -m bench.gpu --shape $$shape --json $(ARGS); done
+bench-gpu: ## time every shape on this machine's GPU beside its floors and beside transformers, write bench/results
+	$(GPU_PYTHON) -m bench.gpu_report $(ARGS)
 
 compose-test: $(VENV)/.stamp-run ## build, up, chat, scale, scrape and tear down docker-compose.yml on a real engine
 	PY=$(PY) tests/compose/run.sh

@@ -132,9 +132,9 @@ class Model:
         self.backend = RandomBackend(gpu, DTYPE, sizes, longest, is_int8, shape.is_tied)
         model = Decoder(config, wiring, NoWeights(config, wiring), self.backend)
         self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
-        cache = CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
+        self.model, self.cache = model, CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
         self.kv_bytes = block_bytes(config, BLOCK_SIZE, DTYPE) / BLOCK_SIZE
-        self.forward: Callable[[Batch], Any] = self.backend.bind(model, cache.layers)
+        self.forward: Callable[[Batch], Any] = self.backend.bind(model, self.cache.layers)
 
     def batch(self, counts: Sequence[int], context: int) -> Batch:
         """Sequences with `context` tokens before their new ones, in blocks of their own."""
@@ -225,9 +225,12 @@ def main() -> None:
     parser.add_argument("--matrix-rounds", type=int, default=256)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    from worker.backends.cuda_device import CupyGpu
+    from worker.backends.cuda_device import CupyGpu, GpuMissing
 
-    gpu = CupyGpu()
+    try:
+        gpu = CupyGpu()
+    except GpuMissing as error:
+        raise SystemExit(str(error)) from error
     facts = {
         "device": gpu.name, "shape": args.shape, "quantization": args.quantization,
         "kernels": sources_hash(),

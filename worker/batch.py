@@ -5,11 +5,15 @@ Knows tokens, positions, cells and block tables. Knows neither model nor backend
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from worker.kernels.checks import Ints
+
+SHORT_RUN = 8
+"""A row with no more new tokens is computed by parts of its keys, on a GPU."""
 
 
 class PassLimits(NamedTuple):
@@ -19,6 +23,9 @@ class PassLimits(NamedTuple):
     max_rows: int
     max_logits: int
     """Positions with logits: a vocabulary's worth of float32 each."""
+    max_keys: int = sys.maxsize
+    """Keys that the tokens of rows with at most SHORT_RUN new ones look at, as a sum: a GPU keeps
+    parts of each, also of keys that rows share. A row that is more by itself runs alone."""
 
 
 class Workspace(NamedTuple):

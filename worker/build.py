@@ -22,7 +22,7 @@ from worker.backends.cpu import CpuBackend
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
-from worker.batch import PassLimits
+from worker.batch import SHORT_RUN, PassLimits
 from worker.errands import BLOCKS_A_TURN
 from worker.errors import ModelFolderError
 from worker.gather import Inputs, input_pieces
@@ -162,6 +162,9 @@ class LoadedModel:
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
         size, limits = self.block_size, self._limits
+        if isinstance(self.backend, CudaBackend):
+            most = max(num_blocks * size, 2 * SHORT_RUN * limits.max_tokens)
+            limits = limits._replace(max_keys=most)
         longest = self.config.max_position_embeddings + MAX_GUESSES
         num_positions = min(longest, num_blocks * size)
         work = self._workspace_bytes(limits)

@@ -66,7 +66,8 @@ def kv_bytes_left(
             f"{backend.weight_bytes} bytes of weights: {error}; lower max_ubatch_tokens"
         ) from error
     left = parts["reserve"] + parts["kv"] - int(gpu.total_bytes * MARGIN) - block_bytes
-    left = left * block_bytes // (block_bytes + backend.graph_bytes_per_block(block_size))
+    growing = 2 * backend.graph_bytes_per_block(block_size)  # passes without a graph need as much
+    left = left * block_bytes // (block_bytes + growing)
     if left < block_bytes:
         raise ValueError(
             f"device cuda: {gpu.name} has {gpu.total_bytes} bytes, {_told(parts)} leave no room "

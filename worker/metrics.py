@@ -62,6 +62,7 @@ class WorkerMetrics:
         self._total = Gauge(name("device_total_bytes"), "Memory of the device", registry=registry)
         self._clock = clock
         self._busy_until = self._next_look = clock()
+        self._begun: dict[int, float] = {}
         self._memory_of: DeviceMemory | None = None
 
     def watch(self, device: DeviceMemory) -> None:
@@ -79,10 +80,14 @@ class WorkerMetrics:
             self._total.set(total)
         self._next_look = self._clock() + LOOK_EVERY_S
 
+    def begin_step(self, step_id: int) -> None:
+        """Note that a step is about to be launched; several may be under way."""
+        self._begun[step_id] = self._clock()
+
     def observe_step(self, result: wire.StepResult, num_sequences: int) -> None:
         """Enter a step whose result has just arrived."""
         now = self._clock()
-        begin = now - result.forward_s - result.sample_s
+        begin = self._begun.pop(result.step_id, now)
         self._busy.inc(max(0.0, now - max(begin, self._busy_until)))  # steps may overlap
         self._busy_until = now
         if now >= self._next_look:
@@ -104,6 +109,7 @@ class WorkerMetrics:
         self._host_bytes.set(tier.num_bytes)
 
     def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
+        self._begun.clear()  # of a life that has ended
         for phase, seconds in startup_s.items():
             self._startup.labels(phase).set(seconds)
         for purpose, size in memory.items():

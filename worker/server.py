@@ -180,6 +180,7 @@ class WorkerServer:
                 scheduler.send(wire.WorkerFault(plan.step_id, reason))
                 raise LifeOver(reason)
             previous = plan.step_id
+            self._metrics.begin_step(plan.step_id)
             flights.begin(plan)
             errands.turn()
 

@@ -46,7 +46,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     kv_cache_memory: Annotated[
         str,
-        Meta(description="for keys and values, e.g. 512MiB; empty = ¼ of free memory, ≤ 4 GiB"),
+        Meta(
+            description="for keys and values, e.g. 512MiB; empty = ¼ of free memory, ≤ 4 GiB; "
+            "on cuda all that is left"
+        ),
     ] = ""
     host_kv_memory: Annotated[
         str, Meta(description="host memory for blocks the KV cache evicts, e.g. 4GiB; 0 = none")

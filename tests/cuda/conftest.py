@@ -17,7 +17,9 @@ ABSENT = [name for name in ENGINE_NEEDS if find_spec(name.partition(".")[0]) is 
 NEED_THE_ENGINE = [
     "test_engine.py",
     "test_engine_int8.py",
+    "test_golden.py",
     "test_host_blocks.py",
+    "test_http.py",
     "test_memory.py",
     "test_operators.py",
     "test_pipeline.py",

@@ -15,7 +15,9 @@ ABSENT = ("msgspec", "google", "zmq", "grpc", "safetensors", "tokenizers", "orjs
 MODULES = (
     "tests.cuda.test_linear", "tests.cuda.test_attention", "tests.cuda.test_small_kernels",
     "tests.cuda.test_sampling", "tests.cuda.scenes", "tests.cuda.budget",
-    "worker.backends.cuda_device", "bench.gpu",
+    "tests.cuda.test_tensors", "tests.cuda.test_loading", "tests.cuda.test_batches",
+    "tests.cuda.on_gpu", "worker.backends.cuda_device", "bench.gpu", "bench.gpu_overhead",
+    "bench.gpu_peers", "bench.gpu_report",
 )  # fmt: skip
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from protos import worker as wire
 from tests.cuda.test_engine import PROMPTS, SIZES
 from tests.emulator.device import KERNEL_BYTES, EmulatedGpu
 from tests.support.model_folders import write_folder
-from tests.worker.plans import generate, sampling
+from tests.worker.plans import generate, sampling, start
 from worker import device_memory
 from worker.backends.cuda import CudaBackend
 from worker.backends.gpu import Gpu
@@ -112,6 +113,24 @@ def test_the_buffers_of_graphs_grow_as_is_said(folder: Path, emulator_folder: Pa
         sizes.append(backend.graph_bytes)
         del runner
     assert 0 < sizes[1] - sizes[0] <= 256 * backend.graph_bytes_per_block(16)
+
+
+@pytest.mark.kernels
+def test_rows_that_share_a_prompt_need_no_more_than_was_measured(
+    tmp_path: Path, emulator_folder: Path
+) -> None:
+    """Parts of keys are kept by row, not by block: a pass is cut before they outgrow the cache."""
+    folder = write_folder(tmp_path / "model", **SIZES, max_position_embeddings=1024)
+    loaded = load(folder, emulator_folder, TOTAL, 64)
+    runner, prompt, blocks = loaded.runner(60), [7] * 900, tuple(range(57))
+    starts = [start(i, prompt, blocks, 1, num_computed=899, logprobs=3) for i in range(20)]
+    runner.execute(wire.ExecutePlan(0, (start(99, prompt, blocks),)))
+    alone = runner.execute(wire.ExecutePlan(1, (starts[0],))).logprobs[0]
+    before = runner.memory["step"] + runner.memory["graphs"]
+    result = runner.execute(wire.ExecutePlan(2, tuple(starts)))
+    assert not result.faults and len(result.logprobs) == 20
+    assert {row.logprobs for row in result.logprobs} == {alone.logprobs}
+    assert runner.memory["step"] + runner.memory["graphs"] - before < 64 * 2**10
 
 
 @pytest.mark.kernels

@@ -11,7 +11,7 @@ from tests.cuda.case import Case, i32
 from worker.backends.gpu import ALIGNMENT, Arena, Array, Gpu
 
 DTYPES = ("<f4", "<u2", "<i4", "<u8", "<i8", "|u1")
-STAGED_BYTES = 64 * 2**20
+STAGED_BYTES = 16 * 2**20
 """Larger ones go to a GPU through pinned buffers, in pieces."""
 
 
@@ -62,11 +62,11 @@ def test_the_source_may_be_used_again_at_once(case: Case) -> None:
 
 @pytest.mark.parametrize("more", [0, 3, STAGED_BYTES // 2 + 5])
 def test_large_loads_go_in_pieces(case: Case, more: int) -> None:
-    pattern = np.arange(STAGED_BYTES + more, dtype=np.uint32).astype(np.uint8)
+    pattern = np.resize(np.arange(256, dtype=np.uint8), STAGED_BYTES + more)
     device = load(case.gpu, pattern)
     pattern[:100] = pattern[-100:]  # it was sent
     back = case.gpu.read(device)
-    assert back[:100].tolist() == list(range(100))
+    assert back[:100].tolist() == list(range(100)), "it was sent before"
     np.testing.assert_array_equal(back[100:], pattern[100:])
 
 
@@ -157,6 +157,17 @@ def test_what_nobody_holds_is_free_again(gpu: Gpu) -> None:
     del part
     gpu.trim()
     assert before - 2**22 <= gpu.free_bytes <= gpu.total_bytes
+
+
+def test_marks_tell_the_time_of_what_stands_between(case: Case) -> None:
+    gpu, values = case.gpu, case.put(np.zeros((2, 4096, 4), np.uint32))
+    pairs = case.put(np.array([[0, 1]], np.int32))
+    first = gpu.mark()
+    for _ in range(50):
+        gpu.launch("page_copy", (1, 1), 128, (values, pairs, i32(2), i32(4096)))
+    middle, last = gpu.mark(), gpu.mark()
+    last.wait()
+    assert first.seconds_until(last) >= first.seconds_until(middle) > 0
 
 
 def test_a_device_says_what_it_is(gpu: Gpu) -> None:

@@ -389,15 +389,24 @@ def test_busy_time_is_counted_once_where_steps_overlap() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, lambda: now)
 
-    def busy_after(at: float, forward_s: float, sample_s: float) -> float | None:
+    def at(time: float, begun: int | None = None, done: int | None = None) -> float | None:
         nonlocal now
-        now = at
-        metrics.observe_step(wire.StepResult(1, forward_s=forward_s, sample_s=sample_s), 1)
+        now = time
+        if begun is not None:
+            metrics.begin_step(begun)
+        if done is not None:
+            metrics.observe_step(wire.StepResult(done), 1)
         return registry.get_sample_value("millrace_worker_busy_seconds_total")
 
-    assert busy_after(10.0, 1.0, 1.0) == pytest.approx(2.0)
-    assert busy_after(11.0, 1.5, 1.0) == pytest.approx(3.0), "it began before the last one ended"
-    assert busy_after(20.0, 0.25, 0.25) == pytest.approx(3.5), "idle in between"
+    at(8.0, begun=1)
+    at(9.0, begun=2)
+    assert at(10.0, done=1) == pytest.approx(2.0)
+    assert at(11.0, done=2) == pytest.approx(3.0), "it began before the last one ended"
+    at(19.5, begun=3)
+    assert at(20.0, done=3) == pytest.approx(3.5), "idle in between"
+    at(21.0, begun=4)
+    metrics.observe_startup({}, {})
+    assert at(30.0, done=4) == pytest.approx(3.5), "of another life"
 
 
 def test_the_device_is_looked_at_now_and_then() -> None:

@@ -50,6 +50,19 @@ def test_logits_are_dealt_as_well() -> None:
     assert cut(work(4, 3), PassLimits(100, 9, 1)) == [[(0, 4), (1, 2)], [(1, 1)]]
 
 
+def test_keys_of_short_runs_are_dealt_as_well() -> None:
+    def decoding(*ends: int) -> list[Work]:
+        rows = [Row(start(i, [1] * end, range(9), 1), 96) for i, end in enumerate(ends)]
+        for row, end in zip(rows, ends, strict=True):
+            row.num_computed = end - 1
+        return [Work(row, 1) for row in rows]
+
+    limits = PassLimits(100, 9, 100, max_keys=45)
+    assert cut(decoding(20, 20, 20), limits) == [[(0, 1), (1, 1)], [(2, 1)]]
+    assert cut(decoding(90, 46, 1, 44), limits) == [[(0, 1)], [(1, 1)], [(2, 1), (3, 1)]]
+    assert cut(work(20, 30, 6), limits) == [[(0, 20), (1, 30), (2, 6)]], "prompts do not count"
+
+
 @pytest.mark.parametrize("max_logits", [512, 2, 1])
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 16, 17, 33])
 def test_no_cut_changes_a_bit(

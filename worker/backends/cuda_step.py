@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worker.backends.gpu import Arena, Array
-from worker.batch import Batch
+from worker.batch import SHORT_RUN, Batch
 from worker.kernels.checks import Ints
 from worker.kernels.structs import SPLIT, TILE_ROWS, WARPS
 
-FEW_TOKENS = 8
-"""A sequence with no more new tokens goes through the decode kernels."""
 INPUTS = "inputs"
 MAX_AT_ONCE = 64
 """Parts of a tile that run beside each other."""
@@ -64,7 +62,7 @@ class HostTiles(NamedTuple):
 def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
     """Upload `batch` in one copy; `group` query heads share a key head."""
     counts = np.diff(batch.query_starts)
-    few = counts <= FEW_TOKENS
+    few = counts <= SHORT_RUN
     decode = cut(batch, np.flatnonzero(few), group, 1)
     prefill = cut(batch, np.flatnonzero(~few), group, WARPS)
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
