@@ -226,6 +226,7 @@ class ZmqWorkerLink:
             event = recv_monitor_message(self._monitor)
             rank = self._sockets.get(int(event["value"]))
             if rank is not None:
+                self._take_leave()
                 raise WorkerLost(f"rank {rank} disconnected")
 
     def _send_all(self, message: ToWorker) -> None:
@@ -233,7 +234,13 @@ class ZmqWorkerLink:
             for peer in self._peers:
                 self._router.send(peer, message)
         except Gone as error:
+            self._take_leave()
             raise WorkerLost(f"worker {error} is not connected") from error
+
+    def _take_leave(self) -> None:
+        """Hear what was said before a connection ended: a fault tells more than the end of it."""
+        while self._router.socket.poll(0):
+            self._receive()
 
 
 def worst(answers: Collection[ErrandDone]) -> ErrandDone:

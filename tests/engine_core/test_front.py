@@ -248,7 +248,9 @@ async def test_a_paused_slot_gives_its_memory_and_goes_on(caller: Caller, hire: 
         state = choice["state"]
         assert state in ("preempted", "paused")
     assert choice["num_blocks"] == 0
-    assert choice["num_output_tokens"] == len(caller.tokens[1]) < 400
+    told = choice["num_output_tokens"]
+    assert told < 400
+    await caller.until(lambda: len(caller.tokens[1]) == told)  # they come by another way
     await caller.send(resumes=[1])
     assert (await caller.ended(1)).reason == LENGTH
     assert caller.tokens[1] == undisturbed([1, 2], 0, 402, (), 0)

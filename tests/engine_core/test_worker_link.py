@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -22,6 +23,7 @@ from protos.worker import (
     ModelFacts,
     StepResult,
     ToWorker,
+    WorkerFault,
     WorkerReady,
 )
 
@@ -123,6 +125,26 @@ def test_the_worst_answer_of_all_ranks_counts() -> None:
     assert worst([many, few]) == few
     failed = ErrandDone(2, 3, "why")
     assert worst([few, failed, many]) == failed
+
+
+@pytest.mark.parametrize("by", ["collect", "launch"])
+def test_last_words_are_heard_before_the_end_of_the_connection(pair: Pair, by: str) -> None:
+    pair.join()
+    pair.link.launch(ExecutePlan(1))
+    assert pair.worker.receive(10) == ExecutePlan(1)
+    for _ in range(50):
+        pair.worker.send(Heartbeat(0))
+    pair.worker.send(WorkerFault(1, "out of cheese"))
+    pair.worker.close()
+    deadline = time.monotonic() + 10
+    while not pair.link._monitor.poll(0) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    with pytest.raises(WorkerLost, match="out of cheese"):
+        if by == "collect":
+            pair.link.collect()
+        else:
+            while True:
+                pair.link.launch(ExecutePlan(2))
 
 
 def test_a_late_step_loses_the_replica(pair: Pair) -> None:
