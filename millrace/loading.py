@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
            "the free memory, at most 4GiB)")  # fmt: skip
     option("--host-kv-memory", metavar="SIZE", help="host memory for evicted KV (default: none)")
     option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
+    option("--deterministic", action="store_true", help="the same bits however prompts are cut and "
+           "rows are batched: always so, taken for those who ask")  # fmt: skip
 
 
 def options_of(args: argparse.Namespace) -> ModelOptions:

@@ -4,7 +4,7 @@ REASONS: dict[tuple[str, str], str] = {
     ("OpenVINO", "16 bit"): (
         "where the processor has no bfloat16 instruction it multiplies in float32 (f32 in its"
         " execution graph), in whatever order is fastest; ours keeps the order of the tile"
-        " instruction, two chains over 32 inputs, and widens each weight again for every tile."
+        " instruction, two chains over 32 inputs, whose sums are added up apart."
     ),
     ("OpenVINO", "int8"): (
         "it quantises activations in groups of 32 as they come and multiplies with VNNI, as ours"

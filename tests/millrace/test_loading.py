@@ -36,6 +36,10 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def test_deterministic_is_what_it_always_is() -> None:
+    assert loading.options_of(parsed("--deterministic")) == {}
+
+
 def test_every_keyword_is_an_option_and_a_variable() -> None:
     assert set(loading.VARIABLES) == set(GIVEN) == set(ModelOptions.__annotations__)
     words = [w for name, v in GIVEN.items() for w in (f"--{name.replace('_', '-')}", v)]
