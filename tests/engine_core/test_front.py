@@ -259,15 +259,19 @@ async def test_a_paused_slot_gives_its_memory_and_goes_on(caller: Caller, hire: 
 async def test_a_slot_paused_before_there_is_a_replica_stays_paused(
     caller: Caller, hire: Hire
 ) -> None:
-    await caller.add(1, [1], max_tokens=3)
+    await caller.add(1, [1], max_tokens=400)
     await caller.add(2, [2], max_tokens=3)
     await caller.send(pauses=[1, 2], resumes=[2])
     hire()
     await caller.ended(2)
-    (choice,) = (await caller.ask("request_state", request_id="r1"))["choices"]
-    assert choice["state"] == "paused" and 1 not in caller.tokens
+    state = ""
+    while state != "paused":  # the order to pause follows the request by a step or two
+        (choice,) = (await caller.ask("request_state", request_id="r1"))["choices"]
+        state = choice["state"]
+        assert state in ("running", "preempted", "paused")
+    assert choice["num_output_tokens"] < 400
     await caller.send(resumes=[1])
-    await caller.ended(1)
+    assert (await caller.ended(1)).reason == LENGTH
 
 
 async def test_an_embedding_and_prompt_logprobs_come_before_their_end(
