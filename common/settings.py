@@ -34,9 +34,7 @@ def load(
     """Merge the four sources into `cls`; raise SettingsError that names the field."""
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
-    merged: dict[str, Any] = {}
-    if config := environ.get("MILLRACE_CONFIG"):
-        merged |= (yaml.safe_load(Path(config).read_text()) or {}).get(service) or {}
+    merged = from_file(environ.get("MILLRACE_CONFIG", ""), service)
     merged |= from_environment(environ, f"MILLRACE_{service.upper()}_", cls.__struct_fields__)
     merged |= from_arguments(argv)
     unknown = sorted(set(merged) - set(cls.__struct_fields__))
@@ -58,6 +56,27 @@ def load_or_exit(cls: type[S], service: str) -> S:
         sys.exit(f"settings: {error}")
 
 
+def from_file(path: str, service: str) -> dict[str, Any]:
+    """Return the section of `service` in the YAML file, empty without a file."""
+    if not path:
+        return {}
+    try:
+        sections = yaml.safe_load(_text("MILLRACE_CONFIG", path)) or {}
+        return dict(sections.get(service) or {})
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"MILLRACE_CONFIG: {path} is not YAML of `{service}:` and `name: value` lines under "
+            f"it: {error}"
+        ) from error
+
+
+def _text(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}: {path} cannot be read: {error}") from error
+
+
 def from_environment(
     environ: Mapping[str, str], prefix: str, fields: Sequence[str]
 ) -> dict[str, str]:
@@ -68,7 +87,7 @@ def from_environment(
             continue
         name = key.removeprefix(prefix).lower()
         if name not in fields and name.endswith("_file") and name[: -len("_file")] in fields:
-            found[name[: -len("_file")]] = Path(value).read_text().strip()
+            found[name[: -len("_file")]] = _text(key, value).strip()
         elif value != "" or name not in fields:
             found[name] = value  # an empty variable is one that compose left unset
     return found

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from api_gateway.sessions import Choice, Demux, Mailbox
 from common.errors import InvalidRequest
+from common.model_folder import ModelFolderError
 from millrace.client import Piece
 from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
@@ -22,11 +23,9 @@ from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
 from tokenizer_service.metrics import TokenizerMetrics
-from tokenizer_service.model_folder import ModelFolderError as TextFolderError
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from worker.build import LoadedModel, load_model
-from worker.errors import ModelFolderError as WeightFolderError
 from worker.hooks import Callback, Hook
 from worker.memory import parse_size
 
@@ -117,14 +116,15 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     text: TextModel | None = None
     try:
         check_model_folder(folder)
-        asked = _size(options.get("kv_cache_memory"))
+        asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
+        longest = _max_model_len(options.get("max_model_len"))
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
             loaded = await loop.run_in_executor(pool, _load, folder, options)
         budget = loaded.kv_cache_bytes(asked)
-        return InProcessClient(text, loaded, metrics, budget, options.get("max_model_len"))
-    except (CommandError, TextFolderError, WeightFolderError, ValueError) as error:
+        return InProcessClient(text, loaded, metrics, budget, longest)
+    except (CommandError, ModelFolderError, ValueError) as error:
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error
@@ -140,9 +140,17 @@ def _load(folder: Path, options: ModelOptions) -> LoadedModel:
         kernel_level=options.get("kernel_level", "auto"),
         quantization=options.get("quantization", "none"),
         kv_cache_dtype=options.get("kv_cache_dtype", "auto"),
-        host_kv_bytes=_size(options.get("host_kv_memory")) or 0,
+        host_kv_bytes=_size("host_kv_memory", options.get("host_kv_memory")) or 0,
     )
 
 
-def _size(given: str | int | None) -> int | None:
-    return parse_size(given) if isinstance(given, str) else given
+def _size(field: str, given: str | int | None) -> int | None:
+    if isinstance(given, int) and given < 0:
+        raise ValueError(f"{field} is {given}, allowed: 0 bytes or more")
+    return parse_size(field, given) if isinstance(given, str) else given
+
+
+def _max_model_len(given: int | None) -> int | None:
+    if given is not None and given < 0:
+        raise ValueError(f"max_model_len is {given}, allowed: 0 (the model's) or more")
+    return given

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from common import logs, metrics, rpc
+from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
 from tokenizer_service.engines import EngineConnections
 from tokenizer_service.metrics import TokenizerMetrics
-from tokenizer_service.model_folder import ModelFolderError
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.service import TokenizerService
 from tokenizer_service.settings import Settings

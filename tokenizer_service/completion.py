@@ -71,8 +71,7 @@ class Completion:
         complete.CopyFrom(given)
         for name, neutral in NEUTRAL.items():
             if not given.HasField(name):
-                value = self.sampling_defaults.get(name, neutral)
-                setattr(complete, name, max(0, int(value)) if name == "top_k" else value)
+                setattr(complete, name, self.sampling_defaults.get(name, neutral))
         return complete.SerializeToString(deterministic=True)
 
     def stop_token_ids(self, request: TextRequest) -> frozenset[int]:

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+from common.model_folder import Fields, ModelFolderError, read_object
+from protos.limits import LIMITS, MAX_U32, violation
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-class ModelFolderError(Exception):
-    """The folder cannot be served; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class ModelFolder:
     created_s: int = 0
     vocab_size: int = 0
     """Rows of the model's embedding; may exceed the tokenizer's entries. 0 = unknown."""
-    max_position_embeddings: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     sampling_defaults: Mapping[str, float] | None = None
     max_new_tokens: int | None = None
@@ -42,48 +38,40 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
-    """Read every file that is there; raise ModelFolderError for one that is not valid JSON."""
+    """Read every file that is there; raise ModelFolderError that names the file and the field."""
     if not path.is_dir():
         raise ModelFolderError(f"no model folder at {path}")
-    config = read_json(path / "config.json")
-    generation = read_json(path / "generation_config.json")
-    tokenizer = read_json(path / "tokenizer_config.json")
-    text_config = config.get("text_config") or config
-    eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    config = read_object(path / "config.json", may_lack=True)
+    generation = read_object(path / "generation_config.json", may_lack=True)
+    tokenizer = read_object(path / "tokenizer_config.json", may_lack=True)
+    text_config = config.inside("text_config") or config
+    vocab_size = text_config.size("vocab_size", 0)
+    eos_home = text_config if generation.get("eos_token_id") is None else generation
     return ModelFolder(
         path=path,
         name=served_name or path.resolve().name,
         created_s=int(path.stat().st_mtime),
-        vocab_size=int(text_config.get("vocab_size") or 0),
-        max_position_embeddings=int(text_config.get("max_position_embeddings") or 0),
-        eos_token_ids=as_ids(eos),
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids(eos_home, vocab_size),
         sampling_defaults=sampling_defaults(generation),
-        max_new_tokens=generation.get("max_new_tokens"),
+        max_new_tokens=generation.size("max_new_tokens", 0) or None,
         token_texts={k: text for k in TOKEN_FIELDS if (text := token_text(tokenizer.get(k)))},
-        templates=chat_templates(path, tokenizer.get("chat_template")),
-        added_tokens={int(k): v for k, v in tokenizer.get("added_tokens_decoder", {}).items()},
-        tokenizer_class=tokenizer.get("tokenizer_class", ""),
+        templates=chat_templates(path, tokenizer),
+        added_tokens=added_tokens(tokenizer),
+        tokenizer_class=tokenizer.text("tokenizer_class"),
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, empty when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        content = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise ModelFolderError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFolderError(f"{path} must hold a JSON object")
-    return content
-
-
-def as_ids(value: int | list[int] | None) -> frozenset[int]:
-    """Return an id, a list of ids or null as a set."""
-    if value is None:
-        return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset([value])
+def eos_token_ids(place: Fields, vocab_size: int) -> frozenset[int]:
+    """Return the ids that end an answer: the folder names one, several or none."""
+    value = place.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    highest = vocab_size or MAX_U32 + 1
+    for one in ids:
+        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < highest:
+            allowed = f"token ids from 0 to {highest - 1}, or null"
+            raise place.error("eos_token_id", value, allowed)
+    return frozenset(ids)
 
 
 def token_text(value: Any) -> str | None:
@@ -92,20 +80,56 @@ def token_text(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+def sampling_defaults(generation: Fields) -> dict[str, float]:
     """Return the sampling fields the folder sets; `do_sample: false` means temperature 0."""
-    found = {k: generation[k] for k in SAMPLING_FIELDS if generation.get(k) is not None}
-    if generation.get("do_sample") is False:
+    found: dict[str, float] = {}
+    for name in SAMPLING_FIELDS:
+        value = generation.get(name)
+        if value is None:
+            continue
+        if name == "top_k" and value == -1:
+            value = 0  # both say: all
+        if isinstance(value, bool) or not isinstance(value, int | float) or violation(name, value):
+            low, high = LIMITS[name]
+            raise generation.error(name, value, f"a number from {low:g} to {high:g}")
+        found[name] = int(value) if name == "top_k" else value
+    if not generation.flag("do_sample", True):
         found["temperature"] = 0.0
     return found
 
 
-def chat_templates(path: Path, configured: Any) -> dict[str, str]:
+def added_tokens(tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
+    """Return the tokens beside the vocabulary by id."""
+    place = tokenizer.inside("added_tokens_decoder")
+    found = {} if place is None else {name: place.get(name) for name in place.names()}
+    for name, token in found.items():
+        if not name.isdecimal() or not token_text(token) or not isinstance(token, dict):
+            raise tokenizer.error(f"added_tokens_decoder.{name}", token, "an id with its content")
+    return {int(name): token for name, token in found.items()}
+
+
+def chat_templates(path: Path, tokenizer: Fields) -> dict[str, str]:
     """Return templates by name: chat_template.jinja first, else tokenizer_config.json's."""
     file = path / "chat_template.jinja"
     if file.exists():
-        named = {f.stem: f.read_text("utf-8") for f in path.glob("additional_chat_templates/*")}
-        return {**named, "default": file.read_text("utf-8")}
+        named = {f.stem: read_text(f) for f in path.glob("additional_chat_templates/*")}
+        return {**named, "default": read_text(file)}
+    configured = tokenizer.get("chat_template")
     if isinstance(configured, str):
         return {"default": configured}
-    return {entry["name"]: entry["template"] for entry in configured or ()}
+    try:
+        found = {entry["name"]: entry["template"] for entry in configured or ()}
+        if all(isinstance(text, str) for text in (*found, *found.values())):
+            return found
+    except (TypeError, KeyError):
+        pass
+    allowed = "a string, or a list of objects with name and template"
+    raise tokenizer.error("chat_template", configured, allowed)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; raise ModelFolderError that names it."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFolderError(f"{path}: cannot be read as UTF-8 text: {error}") from error

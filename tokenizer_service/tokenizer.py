@@ -16,9 +16,10 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
+from common.model_folder import ModelFolderError
 from tokenizer_service.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
-from tokenizer_service.model_folder import ModelFolder, ModelFolderError
+from tokenizer_service.model_folder import ModelFolder
 
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"

@@ -14,10 +14,10 @@ import zmq
 
 from common import logs
 from common.metrics import new_registry, serve
+from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
 from protos import worker as wire
 from worker.build import fingerprint_folder, load_model
-from worker.errors import ModelFolderError
 from worker.memory import parse_size
 from worker.metrics import WorkerMetrics
 from worker.server import WorkerServer
@@ -44,8 +44,9 @@ def main() -> None:
 def build_server(settings: Settings) -> WorkerServer:
     """Join the parts; raise ModelFolderError, ValueError or OSError (port) for what cannot work."""
     folder = Path(settings.model)
-    asked = parse_size(settings.kv_cache_memory) if settings.kv_cache_memory else None
-    host_bytes = parse_size(settings.host_kv_memory)
+    given = settings.kv_cache_memory
+    asked = parse_size("kv_cache_memory", given) if given else None
+    host_bytes = parse_size("host_kv_memory", settings.host_kv_memory)
     registry = new_registry()
     server = WorkerServer(
         context=zmq.Context.instance(),

@@ -13,18 +13,18 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+from common.model_folder import ModelFolderError
 from protos import worker as wire
 from worker import device_memory
 from worker.arena import Arena, Piece, num_bytes
 from worker.backends import cuda_cache
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
-from worker.backends.cpu import CpuBackend
+from worker.backends.cpu import MAX_HEAD_DIM, CpuBackend
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
 from worker.batch import SHORT_RUN, PassLimits
 from worker.errands import BLOCKS_A_TURN
-from worker.errors import ModelFolderError
 from worker.gather import Inputs, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
@@ -118,7 +118,7 @@ class LoadedModel:
                 self.backend, alone.runner, self._limits, self.block_size, self._block_bytes
             )
             return device_memory.checked(asked, left, self.backend)
-        return kv_cache_bytes(asked, free_bytes())
+        return kv_cache_bytes(asked, free_bytes(), self.host_kv_bytes)
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
         """Return what the scheduler must know, given this much memory for keys and values.
@@ -253,6 +253,7 @@ def load_model(
     else:
         backend = choose_backend(kernel_level, wanted, quantization, num_threads)
         kv_dtype = choose_kv_dtype(kv_cache_dtype, wanted, backend)
+        _check_heads(folder, config, backend)
     weights = _open(folder, config, as_stored=backend.takes_stored)
     try:
         with _kept_packed(folder, weights, backend):
@@ -272,6 +273,14 @@ def load_model(
         Grammars(folder / "tokenizer.json", config.vocab_size),
         host_kv_bytes,
     )
+
+
+def _check_heads(folder: Path, config: ModelConfig, backend: CpuChoice) -> None:
+    if isinstance(backend, CpuBackend) and config.head_dim > MAX_HEAD_DIM:
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: head_dim is {config.head_dim}, allowed: at most "
+            f"{MAX_HEAD_DIM}, or any with kernel_level reference"
+        )
 
 
 def describe_folder(folder: Path) -> str:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 
-class ModelFolderError(Exception):
-    """A model folder cannot be served; the message names the file and the field or tensor."""
-
-
 class KernelError(Exception):
     """An operator was given an array of the wrong dtype, shape or memory order."""
 

@@ -31,19 +31,28 @@ UNITS = {
 }
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes of `512MiB`, `2GiB`, `1000000`; raise ValueError for anything else."""
+def parse_size(field: str, text: str) -> int:
+    """Return the bytes of `512MiB`, `2GiB`, `1000000`; raise ValueError that names the field."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in UNITS:
-        raise ValueError(f"size is {text!r}, allowed: a number and one of B KiB MiB GiB KB MB GB")
+        raise ValueError(
+            f"{field} is {text!r}, allowed: a number and one of B KiB MiB GiB KB MB GB"
+        )
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def kv_cache_bytes(asked: int | None, free: int | None) -> int:
+def kv_cache_bytes(asked: int | None, free: int | None, host_bytes: int = 0) -> int:
     """Return the memory for keys and values: what is asked, else a quarter of what is `free`.
 
-    Raises ValueError when there is less.
+    `host_bytes` of it are for evicted ones already. Raises ValueError when there is less.
     """
+    if free is not None:
+        if host_bytes > free:
+            raise ValueError(
+                f"host_kv_memory is {host_bytes} bytes, host and control group have {free} free: "
+                "lower host_kv_memory"
+            )
+        free -= host_bytes
     if asked is not None and free is not None and asked > free:
         raise ValueError(
             f"kv_cache_memory is {asked} bytes, host and control group have {free} free: "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from worker.errors import ModelFolderError
+from common.model_folder import ModelFolderError
 from worker.kernels.checks import Floats
 
 MAX_HEADER_BYTES = 100_000_000

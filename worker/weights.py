@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.errors import ModelFolderError
+from common.model_folder import ModelFolderError
 from worker.safetensors import SafetensorsFile
 
 SINGLE = "model.safetensors"

@@ -12,14 +12,13 @@ from itertools import groupby
 from pathlib import Path
 
 from common import logs
+from common.model_folder import ModelFolderError
 from millrace.errors import CommandError
 from millrace.project import DEMO_MODEL, check_model_folder
-from tokenizer_service.model_folder import ModelFolderError as TextFolderError
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import load_tokenizer
 from worker.build import LoadedModel, load_model
 from worker.compare import Difference, differences, note_all
-from worker.errors import ModelFolderError
 
 KEYS = ("model", "dtype", "kernel_level", "quantization", "kv_cache_dtype")
 REFERENCE = "kernel_level=reference,dtype=float32"
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         left, right = load(args.model, args.left), load(args.model, args.right)
         token_ids = ids_of(args)
         found = list(differences(note_all(left, token_ids), note_all(right, token_ids)))
-    except (ModelFolderError, TextFolderError, ValueError) as error:
+    except (ModelFolderError, ValueError) as error:
         raise CommandError(str(error)) from error
     print(f"left   {left.backend.fingerprint}\nright  {right.backend.fingerprint}")
     print(f"tokens {len(token_ids)}\n")

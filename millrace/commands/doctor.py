@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import sys
 import sysconfig
 import tempfile
@@ -14,13 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from common.model_folder import ModelFolderError
+from common.settings import inherited
 from millrace.errors import CommandError
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
+from tokenizer_service.model_folder import read_model_folder
+from tokenizer_service.tokenizer import load_tokenizer
 from worker.backends.trial import trusted_level
 from worker.build import describe_folder
-from worker.errors import ModelFolderError
+from worker.kernels.compile import CompileError, find_compiler
 from worker.kernels.library import Level as Instructions
 from worker.kernels.library import load_library
 
@@ -31,8 +34,8 @@ INSTRUCTIONS = {
     "avx512_bf16": "AVX512-BF16",
     "amx_bf16": "AMX",
 }
-NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2",
-          "uvicorn", "orjson", "prometheus-client", "pyyaml")  # fmt: skip
+NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2", "uvicorn",
+          "httptools", "orjson", "llguidance", "prometheus-client", "pyyaml")  # fmt: skip
 MIN_MEMORY_GIB = 1.0
 
 
@@ -96,12 +99,19 @@ def software() -> Iterator[Finding]:
         yield Finding("fail", "packages", f"missing: {', '.join(missing)}; run: make setup")
     else:
         yield Finding("ok", "packages", ", ".join(f"{n} {v}" for n, v in found.items()))
-    compiler = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
-    text = compiler or "none: the CPU kernels fall back to NumPy"
-    yield Finding("ok" if compiler else "warn", "compiler", text)
+    yield compiler()
     yield kernels()
     headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
     yield Finding("ok", "millrace", f"{_version('millrace')}, Python headers: {headers}")
+
+
+def compiler() -> Finding:
+    """Look for what would compile the CPU kernels, should they have to be."""
+    try:
+        command = find_compiler(inherited({}).get("CXX", ""))
+    except CompileError as error:
+        return Finding("warn", "compiler", str(error))
+    return Finding("ok", "compiler", " ".join(command))
 
 
 def kernels() -> Finding:
@@ -146,12 +156,17 @@ def model(folder: Path) -> Finding:
     except CommandError as error:
         return Finding("fail", "model", str(error))
     try:
-        what = describe_folder(folder)
+        what = f"{folder} ({describe_folder(folder)})"
+        text = read_model_folder(folder)
+        tokenizer = load_tokenizer(text)
     except ModelFolderError as error:
         return Finding("fail", "model", str(error))
-    if not (folder / "tokenizer.json").exists():
-        return Finding("warn", "model", f"{folder} ({what}) has no tokenizer.json: token ids only")
-    return Finding("ok", "model", f"{folder} ({what})")
+    if tokenizer is None:
+        lacks = "no tokenizer.json, and no vocab.json with merges.txt: token ids only"
+        return Finding("warn", "model", f"{what} has {lacks}")
+    if not text.templates:
+        return Finding("warn", "model", f"{what} has no chat template: completions only")
+    return Finding("ok", "model", what)
 
 
 def port(args: argparse.Namespace) -> Finding:

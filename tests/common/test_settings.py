@@ -54,3 +54,17 @@ def test_an_empty_variable_is_an_unset_one() -> None:
 def test_errors_name_the_field(argv: list[str], environ: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         load(Door, "door", argv, environ)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]", "door: [1]", "door: 5", "5"])
+def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, content: str | None) -> None:
+    config = tmp_path / "m.yaml"
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(SettingsError, match=r"MILLRACE_CONFIG: .*m\.yaml"):
+        load(Door, "door", [], {"MILLRACE_CONFIG": str(config)})
+
+
+def test_a_secret_whose_file_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="MILLRACE_DOOR_SECRET_FILE: .*none cannot be read"):
+        load(Door, "door", [], {"MILLRACE_DOOR_SECRET_FILE": str(tmp_path / "none")})

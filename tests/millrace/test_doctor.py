@@ -13,6 +13,7 @@ from millrace.cli import main
 from millrace.commands import doctor
 from millrace.processes import free_port
 from tests.support.model_folders import write_folder
+from tests.support.tiny_model import write_tokenizer
 
 
 def arguments(folder: Path, port: int) -> argparse.Namespace:
@@ -28,9 +29,15 @@ def test_model_folders(tmp_path: Path) -> None:
     )  # fmt: skip
     what = "(Qwen3ForCausalLM, 0.0 M parameters, bfloat16, 1 of 2 layers slide)"
     assert doctor.model(folder)[::2] == (
-        "warn", f"{folder} {what} has no tokenizer.json: token ids only"
-    )  # fmt: skip
+        "warn",
+        f"{folder} {what} has no tokenizer.json, and no vocab.json with merges.txt: token ids only",
+    )
     (folder / "tokenizer.json").touch()
+    assert "does not load" in doctor.model(folder)[2]
+    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text('{"top_p": 7}')
+    assert "top_p is 7, allowed: a number from 0 to 1" in doctor.model(folder)[2]
+    (folder / "generation_config.json").unlink()
     assert doctor.model(folder)[::2] == ("ok", f"{folder} {what}")
     config = folder / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel"))

@@ -33,11 +33,6 @@ def test_unset_sampling_comes_from_the_folder_then_from_neutrality() -> None:
     assert found.repetition_penalty == 1.0 and found.HasField("min_p")
 
 
-def test_a_negative_top_k_means_off() -> None:
-    odd = completion(sampling_defaults={"top_k": -1})
-    assert SamplingParams.FromString(odd.sampling(SamplingParams())).top_k == 0
-
-
 def test_max_tokens_defaults_to_the_room_that_is_left() -> None:
     assert completion().limits(request(), 10, 64).max_tokens == 54
     assert completion(max_new_tokens=7).limits(request(), 10, 64).max_tokens == 7

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenizer_service.model_folder import ModelFolderError, read_model_folder
+from common.model_folder import ModelFolderError
+from tokenizer_service.model_folder import read_model_folder
 
 
 def folder(path: Path, **files: Any) -> Path:
@@ -58,6 +60,56 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
         read_model_folder(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelFolderError, match=r"config\.json"):
+        read_model_folder(tmp_path)
+
+
+def test_a_top_k_of_minus_one_is_off_and_one_with_a_point_a_number(tmp_path: Path) -> None:
+    for value, read in ((-1, 0), (50.0, 50)):
+        folder(tmp_path, generation_config={"top_k": value})
+        assert read_model_folder(tmp_path).sampling_defaults == {"top_k": read}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("generation_config", {"eos_token_id": "257"}, "eos_token_id is '257', allowed: token ids"),
+        ("generation_config", {"eos_token_id": [5, -1]}, "allowed: token ids from 0 to 99"),
+        ("generation_config", {"eos_token_id": 100}, "allowed: token ids from 0 to 99"),
+        ("generation_config", {"temperature": "hot"}, "temperature is 'hot', allowed: a number"),
+        ("generation_config", {"temperature": -1}, "allowed: a number from 0 to 2"),
+        ("generation_config", {"repetition_penalty": 0}, "allowed: a number from 0.01 to 10"),
+        ("generation_config", {"max_new_tokens": "many"}, "max_new_tokens is 'many', allowed: a"),
+        ("generation_config", {"do_sample": "no"}, "do_sample is 'no', allowed: true or false"),
+        ("generation_config", ["a"], "expected an object"),
+        ("tokenizer_config", {"added_tokens_decoder": [1]}, "allowed: an object or null"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "y"}}}, "decoder.x is"),
+        ("tokenizer_config", {"added_tokens_decoder": {"7": {}}}, "allowed: an id with its"),
+        ("tokenizer_config", {"chat_template": 5}, "chat_template is 5, allowed: a string, or a"),
+        ("tokenizer_config", {"chat_template": {"default": "x"}}, "allowed: a string, or a list"),
+        ("tokenizer_config", {"tokenizer_class": 5}, "tokenizer_class is 5, allowed: a string"),
+        ("config", {"vocab_size": "100"}, "vocab_size is '100', allowed: a positive integer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_named_with_its_file(
+    tmp_path: Path, file: str, content: Any, said: str
+) -> None:
+    folder(tmp_path, **{"config": {"vocab_size": 100}, file: content})
+    with pytest.raises(ModelFolderError, match=re.escape(f"{file}.json: ")) as caught:
+        read_model_folder(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_null_says_nothing(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("added_tokens_decoder", "chat_template", "tokenizer_class"))
+    unset = {"eos_token_id": None, "top_k": None}
+    folder(tmp_path, tokenizer_config=nothing, generation_config=unset)
+    found = read_model_folder(tmp_path)
+    assert not (found.templates or found.added_tokens or found.sampling_defaults)
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelFolderError, match=r"chat_template\.jinja: cannot be read as UTF-8"):
         read_model_folder(tmp_path)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from common.model_folder import ModelFolderError
 from tests.support.tiny_tokenizer import tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.columns import pack, unpack
-from tokenizer_service.model_folder import ModelFolderError, read_model_folder
+from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
 

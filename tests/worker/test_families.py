@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.model_folder import ModelFolderError
 from tests.support.model_folders import write_folder
 from tests.worker.forward import alone
 from tests.worker.plain_model import PlainModel
@@ -70,3 +71,10 @@ def test_a_scaling_changes_the_answer(tmp_path: Path) -> None:
     }.items():
         changed = alone(load_model(write_folder(tmp_path / name, **change)), TOKEN_IDS)[-1]
         assert np.abs(changed - plain).max() > 0.1, name
+
+
+def test_heads_that_are_too_wide_are_refused_at_load(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "wide", head_dim=512)
+    with pytest.raises(ModelFolderError, match=r"json: head_dim is 512, allowed: at most 256"):
+        load_model(folder, num_threads=1)
+    assert load_model(folder, num_threads=1, kernel_level="reference").config.head_dim == 512

@@ -14,13 +14,13 @@ from worker.memory import free_bytes, kv_cache_bytes, parse_size
     [("512MiB", 2**29), ("2GiB", 2**31), ("1.5 kb", 1500), ("1000000", 10**6), (" 7 B ", 7)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+    assert parse_size("kv_cache_memory", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "lots", "12 parsecs", "-1MiB", "1e9"])
 def test_what_is_no_size_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="allowed: a number and one of"):
-        parse_size(text)
+    with pytest.raises(ValueError, match="host_kv_memory is .*, allowed: a number and one"):
+        parse_size("host_kv_memory", text)
 
 
 def test_the_smaller_of_host_and_group_counts(tmp_path: Path) -> None:
@@ -70,3 +70,11 @@ def test_what_is_asked_must_be_there() -> None:
     assert kv_cache_bytes(1000, 1000) == kv_cache_bytes(1000, None) == 1000
     with pytest.raises(ValueError, match="kv_cache_memory is 1001 bytes, .* have 1000 free"):
         kv_cache_bytes(1001, 1000)
+
+
+def test_memory_for_evicted_blocks_counts_as_taken() -> None:
+    assert kv_cache_bytes(None, 1000, host_bytes=200) == 200
+    with pytest.raises(ValueError, match="kv_cache_memory is 900 bytes, .* 800 free"):
+        kv_cache_bytes(900, 1000, host_bytes=200)
+    with pytest.raises(ValueError, match="host_kv_memory is 2000 bytes, .* 1000 free"):
+        kv_cache_bytes(None, 1000, host_bytes=2000)

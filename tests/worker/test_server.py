@@ -343,7 +343,7 @@ def test_the_process_serves_and_ends_on_sigterm(engine: FakeEngine, tiny_folder:
     ("arguments", "words"),
     [
         (["--model=/nowhere"], "/nowhere/config.json"),
-        (["--model=/nowhere", "--kv-cache-memory=lots"], "size is 'lots'"),
+        (["--model=/nowhere", "--kv-cache-memory=lots"], "kv_cache_memory is 'lots'"),
         (["--model=/nowhere", "--colour=red"], "colour"),
     ],
 )

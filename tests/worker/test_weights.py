@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.model_folder import ModelFolderError
 from tests.support.model_folders import encoded, write_folder, write_safetensors
 from worker.build import load_model
-from worker.errors import ModelFolderError
 from worker.models.config import read_config
 from worker.models.decoder import shapes
 from worker.models.layers import Wiring

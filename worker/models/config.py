@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.models.fields import Fields, read_object
+from common.model_folder import Fields, read_object
 from worker.models.rope import Rope, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")

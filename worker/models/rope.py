@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from worker.models.fields import Fields
+from common.model_folder import Fields
 
 DEFAULT_THETA = 10000.0
 KNOWN = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from common.model_folder import ModelFolderError
 from tests.support.model_folders import TINY
-from worker.errors import ModelFolderError
 from worker.models.config import ModelConfig, read_config
 
 REQUIRED = [

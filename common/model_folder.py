@@ -1,6 +1,6 @@
-"""Fields: typed values out of one JSON object, and errors that name the file and the field.
+"""A model folder's JSON files: typed fields, and errors that name the file and the field.
 
-Knows no model: what a field means is its reader's business.
+Read by the worker and by the text tier. What a field means is its reader's business.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.errors import ModelFolderError
+
+class ModelFolderError(Exception):
+    """A model folder cannot be served; the message names the file and the field or tensor."""
 
 
 class Fields:
@@ -37,8 +39,10 @@ class Fields:
         return ModelFolderError(f"{self._path}: field {self._prefix}{field} is missing")
 
     def size(self, field: str, default: int | None = None) -> int:
-        """Return a positive integer."""
-        value = default if self.get(field) is None else self.get(field)
+        """Return a positive integer, or `default` where there is none."""
+        value = self.get(field)
+        if value is None and default is not None:
+            return default
         if value is None:
             raise self.missing(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -54,6 +58,13 @@ class Fields:
         if not is_number or not 0 < value < float("inf"):
             raise self.error(field, value, "a positive number")
         return float(value)
+
+    def text(self, field: str) -> str:
+        """Return a string, empty where there is none."""
+        value = "" if self.get(field) is None else self.get(field)
+        if not isinstance(value, str):
+            raise self.error(field, value, "a string")
+        return value
 
     def flag(self, field: str, default: bool = False) -> bool:
         value = default if self.get(field) is None else self.get(field)
@@ -71,11 +82,16 @@ class Fields:
         return Fields(self._path, value, f"{self._prefix}{field}.")
 
 
-def read_object(path: Path) -> Fields:
-    """Return the object that is the whole of `path`; raise ModelFolderError."""
+def read_object(path: Path, may_lack: bool = False) -> Fields:
+    """Return the object that is the whole of `path`; raise ModelFolderError.
+
+    With `may_lack` a file that is not there is an empty object.
+    """
     try:
         raw = json.loads(path.read_bytes())
     except OSError as error:
+        if may_lack and isinstance(error, FileNotFoundError):
+            return Fields(path, {})
         raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelFolderError(f"{path}: is not JSON: {error}") from error
