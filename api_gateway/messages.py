@@ -42,7 +42,7 @@ def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
             raise refuse(f"{param}: {name[:40]!r} is reserved", param, "reserved_name")
         is_huge = isinstance(value, int) and abs(value) > 2**63
         if is_huge or isinstance(value, float) and not math.isfinite(value):
-            raise refuse(f"{param}: {name[:40]!r} is out of range", param)
+            raise refuse(f"{param}: {name[:40]!r} must be between -2**63 and 2**63", param)
 
 
 def check_message(message: Message, param: str) -> None:

@@ -53,7 +53,9 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
     if response is None:
         return None
     if (response.type == "json_schema") != (response.json_schema is not None):
-        raise refuse("json_schema goes with type json_schema", f"{RESPONSE}.json_schema")
+        param = f"{RESPONSE}.json_schema"
+        wrong = "not allowed" if response.json_schema is not None else "required"
+        raise refuse(f"{param} is {wrong} with type {response.type}", param)
     if response.type == "text":
         return None
     if response.json_schema is None:

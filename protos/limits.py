@@ -106,7 +106,7 @@ def violation(name: str, value: float) -> str | None:
     if not math.isfinite(value):
         return f"{name} must be a finite number, got {value}"
     if not low <= value <= high:
-        return f"{name} must be between {low:g} and {high:g}, got {value}"
+        return f"{name} must be between {low} and {high}, got {value}"
     return None
 
 

@@ -81,14 +81,13 @@ class Completion:
 
     def limits(self, request: TextRequest, num_prompt_tokens: int, max_model_len: int) -> Limits:
         """Return the complete Limits; `max_model_len` is the engine's, in tokens."""
-        param = "messages" if request.HasField("chat") else "prompt"
         room = max_model_len - num_prompt_tokens
         is_embedding = request.limits.kind == EMBED
         if room < 0 or (room == 0 and not is_embedding):
             raise PayloadTooLarge(
                 f"the prompt has {num_prompt_tokens} tokens, but prompt and answer together may "
                 f"have {max_model_len}",
-                param=param,
+                param=input_param(request),
                 code="context_length_exceeded",
             )
         limits = Limits()
@@ -113,3 +112,10 @@ class Completion:
         """Return the id a client is told; None for the end of sequence it does not know about."""
         ended_by_eos = token_id in self.eos_token_ids and not request.text.ignore_eos
         return None if ended_by_eos else token_id
+
+
+def input_param(request: TextRequest) -> str:
+    """Return the field that the client gave its text in."""
+    if request.HasField("chat"):
+        return "messages"
+    return "input" if request.limits.kind == EMBED else "prompt"

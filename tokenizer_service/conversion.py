@@ -28,7 +28,9 @@ async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) 
         prompt = await model.prompts.chat(request.chat)
         reply.token_ids, reply.text = prompt.token_ids, prompt.text
     elif kind == "text":
-        reply.token_ids = await model.prompts.text(request.text, not request.no_special_tokens)
+        reply.token_ids = await model.prompts.text(
+            request.text, "prompt", not request.no_special_tokens
+        )
     elif kind == "token_ids":
         ids = unpack(model.prompts.checked_ids(request.token_ids, "tokens"))
         keep = request.keep_special_tokens

@@ -91,7 +91,7 @@ def sampling_defaults(generation: Fields) -> dict[str, float]:
             value = 0  # both say: all
         if isinstance(value, bool) or not isinstance(value, int | float) or violation(name, value):
             low, high = LIMITS[name]
-            raise generation.error(name, value, f"a number from {low:g} to {high:g}")
+            raise generation.error(name, value, f"a number from {low} to {high}")
         found[name] = int(value) if name == "top_k" else value
     if not generation.flag("do_sample", True):
         found["temperature"] = 0.0

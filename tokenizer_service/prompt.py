@@ -18,6 +18,7 @@ from common.errors import InvalidRequest
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.columns import unpack
+from tokenizer_service.completion import input_param
 from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
@@ -66,16 +67,16 @@ class PromptBuilder:
 
     async def build(self, request: TextRequest) -> Prompt:
         """Return the prompt; raise InvalidRequest or Unprocessable naming the field."""
-        kind = request.WhichOneof("input")
+        kind, param = request.WhichOneof("input"), input_param(request)
         if kind == "prompt_token_ids":
-            return Prompt(self.checked_ids(not_empty(request.prompt_token_ids, "prompt"), "prompt"))
+            return Prompt(self.checked_ids(not_empty(request.prompt_token_ids, param), param))
         if kind == "chat":
             prompt = await self.chat(request.chat)
-            not_empty(prompt.token_ids, "messages")
+            not_empty(prompt.token_ids, param)
             return prompt
         if kind == "prompt":
-            return Prompt(not_empty(await self.text(request.prompt), "prompt"))
-        raise InvalidRequest("the request has no input", param="prompt")
+            return Prompt(not_empty(await self.text(request.prompt, param), param))
+        raise InvalidRequest("the request has no input", param=param)
 
     def checked_ids(self, column: bytes, param: str) -> bytes:
         """Return `column`; raise InvalidRequest when an id is none of the vocabulary."""
@@ -90,9 +91,9 @@ class PromptBuilder:
             )
         return column
 
-    async def text(self, text: str, add_special_tokens: bool = True) -> bytes:
-        """Return the column of a plain text."""
-        tokenizer = self._required_tokenizer("prompt")
+    async def text(self, text: str, param: str, add_special_tokens: bool = True) -> bytes:
+        """Return the column of a plain text, that of field `param`."""
+        tokenizer = self._required_tokenizer(param)
         return await self._encode(lambda: tokenizer.encode(text, add_special_tokens))
 
     async def chat(self, chat: ChatInput) -> Prompt:

@@ -19,7 +19,7 @@ from millrace.params import SamplingParams
         ("top_p", 1.5, "top_p must be between 0 and 1"),
         ("top_k", -2, "top_k must be between 0 and"),
         ("top_k", 1.5, "top_k must be a whole number"),
-        ("max_tokens", 0, "max_tokens must be between 1 and"),
+        ("max_tokens", 0, "max_tokens must be between 1 and 16777216, got 0"),
         ("max_tokens", True, "max_tokens must be a whole number, got True"),
         ("n", 9, "n must be between 1 and 8"),
         ("logprobs", 21, "logprobs must be between 0 and 20"),

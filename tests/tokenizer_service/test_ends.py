@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protos.common_pb2 import EngineState, FinishReason, Limits
+from protos.common_pb2 import EMBED, EngineState, FinishReason, Limits
 from protos.tokenizer_pb2 import ChatInput, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ready_state
 from tests.support.tiny_tokenizer import write_tiny_folder
@@ -27,6 +27,8 @@ from tests.tokenizer_service.stage import Build, request
         ({"prompt_token_ids": column([512])}, "InvalidRequest", "prompt"),
         ({"text": TextOptions(stop_token_ids=[512])}, "InvalidRequest", "stop_token_ids"),
         ({"chat": ChatInput(messages_json=b"[]")}, "InvalidRequest", "messages"),
+        ({"prompt": "", "limits": Limits(kind=EMBED)}, "InvalidRequest", "input"),
+        ({"prompt": "x" * 300, "limits": Limits(kind=EMBED)}, "PayloadTooLarge", "input"),
     ],
 )
 async def test_refusals_end_every_choice_once(
