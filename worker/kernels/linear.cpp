@@ -5,16 +5,6 @@
 #include "program.h"
 #include "tiles.h"
 
-namespace millrace {
-
-// Small enough that a late thread costs little, whole groups of four streams.
-static int64_t panels_per_piece(int64_t num_panels, int64_t num_threads) {
-  int64_t even_share = num_panels / (num_threads * 8) / 4 * 4;
-  return max_of(4, min_of(32, even_share));
-}
-
-}  // namespace millrace
-
 #define KERNEL_BODY "linear_body.h"
 #include "each_level.h"
 

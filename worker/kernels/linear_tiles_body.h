@@ -1,309 +1,208 @@
 // Linears on the tile unit: BF16 and the integer formats from five rows up; below that, and for the
 // other formats, the vector kernels stream as fast as memory gives, to the same bits.
 //
-// Activations are packed in tiles of 16 rows and 64 bytes, [row tile][input tile][16][64 bytes]; rows
-// that do not exist hold what lay there before and reach no other row.
+// One shape serves every number of rows: a tile of 16 rows against a quad, four panels of weights. Of
+// few rows each byte of weights is read once, in four long streams. Of many, a quad's inputs of one
+// pass stay in the first cache and the rows go by: a product then costs a quarter of a tile from the
+// second cache, whose width is what bounds the unit (a square of two by two tiles costs half of one).
+//
+// Activations are packed in tiles of 16 rows and 64 bytes, [pass][row tile][input tile][16][64 bytes];
+// rows that do not exist hold what lay there before and reach no other row.
 
-constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024, TILE_INPUTS = 64;
+constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
 constexpr int64_t MIN_TILE_ROWS = 5;
 constexpr int64_t QUAD = 4;  // panels that are summed side by side
 
-// A 16 x 16 piece of the output, straight where it lies or, at the edges, through a copy.
-struct Corner {
-  float* out;
-  int64_t stride;   // floats
-  int64_t rows;     // valid ones
-  int64_t columns;
+// What a thread keeps from piece to piece: sums of the panels of a unit, in tiles. Panels of a quad
+// that do not exist have a place too, which no other panel of the unit shares.
+struct UnitSums {
+  static constexpr int64_t UNIT = 32, PLACES = UNIT + QUAD;
+  alignas(64) float tiles[ROWS_PER_PASS / TILE_ROWS][PLACES][TILE_ROWS][PANEL];
 
-  bool is_whole() const { return rows >= TILE_ROWS && columns >= PANEL; }
+  float* at(int64_t row, int64_t panel) { return tiles[row / TILE_ROWS][panel % PLACES][0]; }
 };
 
-template <int T>
-void load_sums(const Corner& c) {
-  if (c.is_whole()) return tile_load<T>(c.out, c.stride * 4);
-  alignas(64) float copy[TILE_ROWS][PANEL] = {};
-  for (int64_t m = 0; m < min_of(c.rows, TILE_ROWS); m++)
-    store(copy[m], load_columns(c.out + m * c.stride, c.columns));
-  tile_load<T>(copy, sizeof copy[0]);
-}
+// Where activations of `item_bytes` lie, and in which order panels and inputs are gone through.
+struct TilePlan {
+  int64_t num_rows, row_tiles, padded, pass, item_bytes;
 
-template <int T>
-void store_sums(const Corner& c) {
-  if (c.is_whole()) return tile_store<T>(c.out, c.stride * 4);
-  alignas(64) float copy[TILE_ROWS][PANEL];
-  tile_store<T>(copy, sizeof copy[0]);
-  for (int64_t m = 0; m < min_of(c.rows, TILE_ROWS); m++)
-    store_columns(c.out + m * c.stride, load(copy[m]), c.columns);
-}
+  // Many rows: `short_pass` inputs of a quad, of a row tile and its sums share the first cache.
+  TilePlan(int64_t num_rows, int64_t padded, int64_t short_pass, int64_t item_bytes)
+      : num_rows(num_rows),
+        row_tiles(ceil_div(num_rows, TILE_ROWS)),
+        padded(padded),
+        pass(num_rows <= TILE_ROWS ? padded : short_pass),
+        item_bytes(item_bytes) {}
 
-inline void prefetch_tile(const uint8_t* tile) {
-  for (int64_t line = 0; line < TILE_BYTES; line += 64) __builtin_prefetch(tile + line);
-}
+  int64_t pass_inputs(int64_t k) const { return min_of(pass, padded - k / pass * pass); }
 
-// Two row tiles by two panels over `count` input tiles; sums lie at corners[row tile][panel].
-// A second panel or row tile that does not exist is the first one again, and is not stored.
-struct Bf16Square {
-  const uint8_t* x[2];
-  const uint8_t* weights[2];
-  Corner corners[2][2];
-  int64_t count;
-  int64_t ahead;  // bytes to prefetch ahead of the weights, 0 = they are in the cache
-  bool first, has_row, has_panel;
-};
-
-inline void bf16_square(const Bf16Square& s) {
-  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-  if (!s.first) {
-    load_sums<0>(s.corners[0][0]);
-    if (s.has_panel) load_sums<1>(s.corners[0][1]);
-    if (s.has_row) load_sums<2>(s.corners[1][0]);
-    if (s.has_row && s.has_panel) load_sums<3>(s.corners[1][1]);
+  // Row `row`, input k and what follows in its line of 64 bytes.
+  uint8_t* line(uint8_t* scratch, int64_t row, int64_t k) const {
+    int64_t line_inputs = 64 / item_bytes, start = k / pass * pass;
+    int64_t values = start * row_tiles + row / TILE_ROWS * pass_inputs(k) +
+                     (k - start) / line_inputs * line_inputs;
+    return scratch + values * TILE_ROWS * item_bytes + row % TILE_ROWS * 64 +
+           k % line_inputs * item_bytes;
   }
-  for (int64_t k = 0; k < s.count; k++) {
-    if (s.ahead) {
-      prefetch_tile(s.weights[0] + k * TILE_BYTES + s.ahead);
-      prefetch_tile(s.weights[1] + k * TILE_BYTES + s.ahead);
-    }
-    tile_load<4>(s.x[0] + k * TILE_BYTES, 64);
-    tile_load<6>(s.weights[0] + k * TILE_BYTES, 64);
-    tile_product_bf16<0, 4, 6>();
-    tile_load<7>(s.weights[1] + k * TILE_BYTES, 64);
-    tile_product_bf16<1, 4, 7>();
-    if (s.has_row) {
-      tile_load<5>(s.x[1] + k * TILE_BYTES, 64);
-      tile_product_bf16<2, 5, 6>();
-      tile_product_bf16<3, 5, 7>();
-    }
-  }
-  store_sums<0>(s.corners[0][0]);
-  if (s.has_panel) store_sums<1>(s.corners[0][1]);
-  if (s.has_row) store_sums<2>(s.corners[1][0]);
-  if (s.has_row && s.has_panel) store_sums<3>(s.corners[1][1]);
-}
 
-// One row of activations into its tiles, as bf16.
-inline void prepare_tile_row(const LinearArguments& a, int64_t row, int64_t padded) {
-  const float* x = a.x + row * a.num_inputs;
-  bf16* tiles = (bf16*)a.scratch + row / TILE_ROWS * TILE_ROWS * padded + row % TILE_ROWS * BLOCK;
-  for (int64_t k = 0; k < padded; k += 16) {
-    Lanes values = k + 16 <= a.num_inputs ? load(x + k) : load_part(x + k, a.num_inputs - k, 0.0f);
-    store_bf16(tiles + k / BLOCK * TILE_ROWS * BLOCK + k % BLOCK, values);
-  }
-}
-
-inline void add_bias(const LinearArguments& a, int64_t num_rows, int64_t panel, int64_t panels) {
-  for (int64_t m = 0; m < num_rows; m++)
-    for (int64_t p = panel; p < panel + panels; p++) {
-      float* out = a.out + m * a.num_outputs + p * PANEL;
-      int64_t columns = a.num_outputs - p * PANEL;
-      store_columns(out, load_columns(out, columns) + load(a.bias + p * PANEL), columns);
-    }
-}
-
-// Panels first..first+panels-1 of all rows. The weights of a pass and pair of panels, 32 KiB, stay in
-// the first cache while all rows go by.
-inline void bf16_tiles(const LinearArguments& a, int64_t num_rows, int64_t first, int64_t panels) {
-  constexpr int64_t INPUTS_PER_PASS = 512;
-  int64_t padded = padded_inputs(a.format, a.num_inputs, 0);
-  int64_t stride = panel_bytes(a.format, padded), step = num_rows <= 32 ? padded : INPUTS_PER_PASS;
-  FullTiles tiles;
-  for (int64_t k = 0; k < padded; k += step)
-    for (int64_t p = first; p < first + panels; p += 2)
-      for (int64_t m = 0; m < num_rows; m += 2 * TILE_ROWS) {
-        Bf16Square s;
-        s.has_row = m + TILE_ROWS < num_rows, s.has_panel = p + 1 < first + panels;
-        s.first = k == 0, s.count = min_of(step, padded - k) / BLOCK, s.ahead = m == 0 ? 2048 : 0;
-        for (int64_t i = 0; i < 2; i++) {
-          s.x[i] = a.scratch + (m + i * s.has_row * TILE_ROWS) * padded * 2 +
-                   k / BLOCK * TILE_BYTES;
-          s.weights[i] = a.weight + (p + i * s.has_panel) * stride + panel_bytes(a.format, k);
-          for (int64_t j = 0; j < 2; j++)
-            s.corners[i][j] = {a.out + (m + i * TILE_ROWS) * a.num_outputs + (p + j) * PANEL,
-                               a.num_outputs, num_rows - m - i * TILE_ROWS,
-                               a.num_outputs - (p + j) * PANEL};
-        }
-        bf16_square(s);
-      }
-  if (a.bias) add_bias(a, num_rows, first, panels);
-}
-
-// Quantised activations: values in tiles, then a scale and a start per row and group.
-struct QuantisedTiles {
-  int64_t padded, num_groups, values_bytes;
-
-  QuantisedTiles(int64_t padded, int64_t group, int64_t num_rows)
-      : padded(padded),
-        num_groups(padded / group),
-        values_bytes(ceil_div(num_rows, TILE_ROWS) * TILE_ROWS * padded) {}
-
-  const uint8_t* tile(const uint8_t* scratch, int64_t row, int64_t k) const {
-    return scratch + row / TILE_ROWS * TILE_ROWS * padded + k / TILE_INPUTS * TILE_BYTES;
-  }
-  float* scales(uint8_t* scratch, int64_t row) const {
-    return (float*)(scratch + values_bytes) + row * num_groups * 2;
-  }
-  int32_t* starts(uint8_t* scratch, int64_t row) const {
-    return (int32_t*)scales(scratch, row) + num_groups;
+  Order order(int64_t num_panels) const {
+    int64_t sum_bytes = num_rows * UnitSums::UNIT * PANEL * 4;
+    int64_t cached = (TILE_CACHE_BYTES - sum_bytes) / (num_rows * item_bytes);
+    return Order(num_panels, padded, QUAD, pass, cached);
   }
 };
 
-template <class W>
-void quantise_tile_row(const LinearArguments& a, const QuantisedTiles& layout, int64_t row) {
-  const float* x = a.x + row * a.num_inputs;
-  for (int64_t g = 0; g < layout.num_groups; g++) {
-    int64_t first = g * a.group;
-    int8_t values[128];
-    int32_t sum;
-    layout.scales(a.scratch, row)[g] = quantise_values(
-        x + first, min_of(a.group, a.num_inputs - first), a.group, values, &sum);
-    layout.starts(a.scratch, row)[g] = -W::OFFSET * sum;
-    for (int64_t k = 0; k < a.group; k += TILE_INPUTS)
-      memcpy(const_cast<uint8_t*>(layout.tile(a.scratch, row, first + k)) +
-                 row % TILE_ROWS * TILE_INPUTS,
-             values + k, TILE_INPUTS);
-  }
+// As `walk`, with the tiles set up and room for sums once per thread.
+template <class Compute>
+void tile_walk(const Run& run, const Order& order, Compute&& compute) {
+  int64_t threads = min_of(Shares::MOST, run.pool.num_threads());
+  int64_t count = min_of(threads, ceil_div(order.num_panels, QUAD));
+  Shares shares(order.num_panels, count);
+  run.pool.each(count, [&](int64_t, int thread) {
+    FullTiles tiles;
+    UnitSums sums;
+    Walk pieces(shares, order, thread % count);
+    for (Piece now = pieces.next(), next; now.num_panels > 0; now = next) {
+      next = pieces.next();
+      compute(now, next, sums);
+    }
+  });
 }
 
-// Four panels of weights as unsigned bytes, from `first` on, for one pass.
-struct Quad {
+// Call prepare(row, first input, end) for all rows, in strips that suit few rows and many.
+template <class Prepare>
+void prepare_strips(const Run& run, int64_t num_rows, int64_t padded, Prepare&& prepare) {
+  constexpr int64_t ROWS = 8, INPUTS = 512;
+  int64_t strips = ceil_div(padded, INPUTS);
+  run.pool.each(ceil_div(num_rows, ROWS) * strips, [&](int64_t piece, int) {
+    int64_t k = piece % strips * INPUTS, first = piece / strips * ROWS;
+    for (int64_t m = first; m < min_of(num_rows, first + ROWS); m++)
+      prepare(m, k, min_of(padded, k + INPUTS));
+  });
+}
+
+// The weights of a piece's panels, for one pass. Panels that do not exist are the last one again.
+struct QuadWeights {
   const uint8_t* panels[QUAD];
-  int64_t stride_groups;  // bytes from group to group
+
+  QuadWeights(const LinearArguments& a, const Piece& piece, int64_t padded) {
+    for (int64_t i = 0; i < QUAD; i++)
+      panels[i] = a.weight + panel_bytes(a.format, piece.k) +
+                  (piece.panel + min_of(i, piece.num_panels - 1)) * panel_bytes(a.format, padded);
+  }
 };
 
-// The exact sums of one group, 16 rows by four panels.
-inline void quad_sums(const uint8_t* x, const Quad& quad, int64_t g, int64_t group, bool prefetch,
-                      int32_t (*sums)[TILE_ROWS][PANEL]) {
-  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-  for (int64_t k = 0; k < group; k += TILE_INPUTS) {
-    int64_t place = g * quad.stride_groups + k / TILE_INPUTS * TILE_BYTES;
-    if (prefetch)
-      for (const uint8_t* panel : quad.panels) prefetch_tile(panel + place + 2048);
-    tile_load<4>(x + k / TILE_INPUTS * TILE_BYTES, 64);
-    tile_load<5>(quad.panels[0] + place, 64);
-    tile_product_bytes<0, 4, 5>();
-    tile_load<6>(quad.panels[1] + place, 64);
-    tile_product_bytes<1, 4, 6>();
-    tile_load<7>(quad.panels[2] + place, 64);
-    tile_product_bytes<2, 4, 7>();
-    tile_load<5>(quad.panels[3] + place, 64);
-    tile_product_bytes<3, 4, 5>();
+// What is fetched while `now` is computed.
+inline Fetch fetch_of(const LinearArguments& a, const TilePlan& plan, const Piece& now,
+                      const Piece& next) {
+  const Piece& soon = next.num_panels ? next : now;
+  return Fetch(QuadWeights(a, now, plan.padded).panels[0], panel_bytes(a.format, now.num_inputs),
+               QuadWeights(a, soon, plan.padded).panels[0], panel_bytes(a.format, plan.padded), 64,
+               plan.row_tiles);
+}
+
+template <int LINES>
+inline void fetch_lines(Fetch& fetch) {
+#pragma GCC unroll 4
+  for (int i = 0; i < LINES; i++) fetch.step<QUAD>();
+}
+
+// Write finished(sum, panel) of a row tile and a quad.
+template <class Finished>
+void write_tile(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
+                UnitSums& sums, Finished&& finished) {
+  for (int64_t m = row; m < min_of(num_rows, row + TILE_ROWS); m++)
+    for (int64_t panel = piece.panel; panel < piece.panel + piece.num_panels; panel++) {
+      Lanes sum = finished(load(sums.at(row, panel) + (m - row) * PANEL), panel);
+      if (a.bias) sum = sum + load(a.bias + panel * PANEL);
+      store_columns(a.out + m * a.num_outputs + panel * PANEL, sum, a.num_outputs - panel * PANEL);
+    }
+}
+
+// Sums of 16 rows and a quad, from one pass to the next.
+inline void load_sums(UnitSums& sums, int64_t row, int64_t panel) {
+  tile_load<0>(sums.at(row, panel), 64), tile_load<1>(sums.at(row, panel + 1), 64);
+  tile_load<2>(sums.at(row, panel + 2), 64), tile_load<3>(sums.at(row, panel + 3), 64);
+}
+inline void store_sums(UnitSums& sums, int64_t row, int64_t panel) {
+  tile_store<0>(sums.at(row, panel), 64), tile_store<1>(sums.at(row, panel + 1), 64);
+  tile_store<2>(sums.at(row, panel + 2), 64), tile_store<3>(sums.at(row, panel + 3), 64);
+}
+inline void zero_sums() { tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>(); }
+
+// `count` tiles of inputs more. The order of products is the canonical one: an instruction takes 32
+// inputs and adds their two chains to the sum.
+inline void add_float_tiles(const uint8_t* x, const QuadWeights& weights, int64_t count,
+                            Fetch& ahead) {
+  Fetch fetch = ahead;
+  for (int64_t place = 0; place < count * TILE_BYTES; place += TILE_BYTES) {
+    tile_load<4>(x + place, 64);
+    tile_load<5>(weights.panels[0] + place, 64);
+    tile_product_bf16<0, 4, 5>();
+    fetch_lines<4>(fetch);
+    tile_load<6>(weights.panels[1] + place, 64);
+    tile_product_bf16<1, 4, 6>();
+    fetch_lines<4>(fetch);
+    tile_load<7>(weights.panels[2] + place, 64);
+    tile_product_bf16<2, 4, 7>();
+    fetch_lines<4>(fetch);
+    tile_load<5>(weights.panels[3] + place, 64);
+    tile_product_bf16<3, 4, 5>();
+    fetch_lines<4>(fetch);
   }
-  tile_store<0>(sums[0], 64), tile_store<1>(sums[1], 64);
-  tile_store<2>(sums[2], 64), tile_store<3>(sums[3], 64);
+  ahead = fetch;
 }
 
-// int4: write four panels of a pass as unsigned bytes, each line becoming two rows of a tile.
-inline void unpack_quad(const Quad& packed, int64_t num_lines, uint8_t* out, int64_t out_stride) {
-  for (int64_t p = 0; p < QUAD; p++)
-    for (int64_t i = 0; i < num_lines; i++) {
-      const uint8_t* line = packed.panels[p] + i * 64;
-      uint8_t* rows = out + p * out_stride + i * 128;
-      for (int64_t j = 0; j < 64; j++) rows[j] = line[j] & 15, rows[64 + j] = line[j] >> 4;
-    }
-}
-
-// What one pass over some groups adds to 16 rows by four panels of the output.
-template <class W>
-void quad_pass(const LinearArguments& a, const QuantisedTiles& layout, const Quad& quad,
-               int64_t row, int64_t panel, int64_t num_panels, int64_t group, int64_t num_groups,
-               bool prefetch, int64_t num_rows) {
-  int64_t rows = min_of(TILE_ROWS, num_rows - row);
-  alignas(64) int32_t sums[QUAD][TILE_ROWS][PANEL];
-  alignas(64) float totals[QUAD][TILE_ROWS][PANEL];
-  for (int64_t p = 0; p < num_panels; p++)
-    for (int64_t m = 0; m < rows; m++)
-      store(totals[p][m], group == 0 ? zero()
-                                     : load_columns(a.out + (row + m) * a.num_outputs +
-                                                        (panel + p) * PANEL,
-                                                    a.num_outputs - (panel + p) * PANEL));
-  for (int64_t g = 0; g < num_groups; g++) {
-    int64_t now = group + g;
-    quad_sums(layout.tile(a.scratch, row, now * a.group), quad, g, a.group, prefetch, sums);
-    for (int64_t p = 0; p < num_panels; p++) {
-      Lanes scale = zero();
-      if (W::FORMAT == Format::INT4)
-        scale = load_bf16((const bf16*)a.scales +
-                          ((panel + p) * layout.num_groups + now) * PANEL);
-      for (int64_t m = 0; m < rows; m++) {
-        Ints sum = add(load_ints(sums[p][m]), splat(layout.starts(a.scratch, row + m)[now]));
-        float x_scale = layout.scales(a.scratch, row + m)[now];
-        store(totals[p][m],
-              scaled<W>(load(totals[p][m]), to_lanes(sum), splat(x_scale), scale));
-      }
-    }
-  }
-  bool last = group + num_groups == layout.num_groups;
-  for (int64_t p = 0; p < num_panels; p++)
-    for (int64_t m = 0; m < rows; m++) {
-      Lanes total = load(totals[p][m]);
-      int64_t column = (panel + p) * PANEL;
-      if (last && W::FORMAT == Format::INT8) total = total * load((const float*)a.scales + column);
-      if (last && a.bias) total = total + load(a.bias + column);
-      store_columns(a.out + (row + m) * a.num_outputs + column, total, a.num_outputs - column);
-    }
-}
-
-template <class W>
-void int_tiles(const LinearArguments& a, const QuantisedTiles& layout, int64_t num_rows,
-               int64_t first, int64_t panels) {
-  constexpr int64_t INPUTS_PER_PASS = 1024;
-  int64_t stride = panel_bytes(W::FORMAT, layout.padded), step = INPUTS_PER_PASS / a.group;
-  alignas(64) uint8_t unpacked[QUAD * INPUTS_PER_PASS * PANEL];
-  FullTiles tiles;
-  for (int64_t g = 0; g < layout.num_groups; g += step) {
-    int64_t groups = min_of(step, layout.num_groups - g);
-    for (int64_t p = first; p < first + panels; p += QUAD) {
-      int64_t count = min_of(QUAD, first + panels - p);
-      Quad quad{{}, panel_bytes(W::FORMAT, a.group)};
-      for (int64_t i = 0; i < QUAD; i++)  // panels that do not exist: the last one again
-        quad.panels[i] = a.weight + (p + min_of(i, count - 1)) * stride +
-                         panel_bytes(W::FORMAT, g * a.group);
-      if constexpr (W::FORMAT == Format::INT4) {
-        unpack_quad(quad, groups * a.group / W::LINE_INPUTS, unpacked, INPUTS_PER_PASS * PANEL);
-        for (int64_t i = 0; i < QUAD; i++) quad.panels[i] = unpacked + i * INPUTS_PER_PASS * PANEL;
-        quad.stride_groups = a.group * PANEL;
-      }
-      bool prefetch = W::FORMAT == Format::INT8;
-      for (int64_t m = 0; m < num_rows; m += TILE_ROWS)
-        quad_pass<W>(a, layout, quad, m, p, count, g, groups, prefetch && m == 0, num_rows);
-    }
+inline void float_tile_piece(const LinearArguments& a, const TilePlan& plan, const Piece& now,
+                             const Piece& next, UnitSums& sums) {
+  QuadWeights weights(a, now, plan.padded);
+  Fetch fetch = fetch_of(a, plan, now, next);
+  for (int64_t row = 0; row < plan.num_rows; row += TILE_ROWS) {
+    now.k == 0 ? zero_sums() : load_sums(sums, row, now.panel);
+    add_float_tiles(plan.line(a.scratch, row, now.k), weights, now.num_inputs / BLOCK, fetch);
+    store_sums(sums, row, now.panel);
+    if (now.k + now.num_inputs == plan.padded)
+      write_tile(a, row, plan.num_rows, now, sums, [](Lanes sum, int64_t) { return sum; });
   }
 }
 
-template <class Prepare, class Compute>
-void tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows, Prepare&& prepare,
-                 Compute&& compute) {
-  run.pool.each(ceil_div(num_rows, 8), [&](int64_t piece, int) {
-    for (int64_t m = piece * 8; m < min_of(num_rows, piece * 8 + 8); m++) prepare(m);
+// Inputs first..end-1 of a row of activations into its tiles, as bf16.
+inline void round_row(const LinearArguments& a, const TilePlan& plan, int64_t row, int64_t first,
+                      int64_t end) {
+  const float* x = a.x + row * a.num_inputs;
+  for (int64_t k = first; k < end; k += 16) {
+    int64_t count = a.num_inputs - k;
+    Lanes values = count >= 16 ? load(x + k) : load_part(x + k, count, 0.0f);
+    store_bf16((bf16*)plan.line(a.scratch, row, k), values);
+  }
+}
+
+inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
+  TilePlan plan(num_rows, padded_inputs(a.format, a.num_inputs, 0), 256, sizeof(bf16));
+  prepare_strips(run, num_rows, plan.padded, [&](int64_t row, int64_t first, int64_t end) {
+    round_row(a, plan, row, first, end);
   });
-  int64_t num_panels = ceil_div(a.num_outputs, PANEL);
-  int64_t chunk = panels_per_piece(num_panels, run.pool.num_threads());
-  run.pool.each(ceil_div(num_panels, chunk), [&](int64_t piece, int) {
-    compute(piece * chunk, min_of(chunk, num_panels - piece * chunk));
-  });
+  tile_walk(run, plan.order(ceil_div(a.num_outputs, PANEL)),
+            [&](const Piece& now, const Piece& next, UnitSums& sums) {
+              float_tile_piece(a, plan, now, next, sums);
+            });
 }
 
-template <class W>
-void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  QuantisedTiles layout(padded_inputs(a.format, a.num_inputs, a.group), a.group, num_rows);
-  tile_linear(
-      run, a, num_rows, [&](int64_t m) { quantise_tile_row<W>(a, layout, m); },
-      [&](int64_t first, int64_t count) { int_tiles<W>(a, layout, num_rows, first, count); });
-}
+#include "linear_int_tiles_body.h"
 
 void linear_tiles(const Run& run, const Op& op) {
   auto a = op.as<LinearArguments>();
   int64_t num_rows = run.step.count(op.rows);
-  if (num_rows < MIN_TILE_ROWS) return linear(run, op);
-  switch (a.format) {
-    case Format::BF16: {
-      int64_t padded = padded_inputs(a.format, a.num_inputs, 0);
-      return tile_linear(
-          run, a, num_rows, [&](int64_t m) { prepare_tile_row(a, m, padded); },
-          [&](int64_t first, int64_t count) { bf16_tiles(a, num_rows, first, count); });
+  bool has_tiles = a.format == Format::BF16 || a.format == Format::INT8 || a.format == Format::INT4;
+  if (num_rows < MIN_TILE_ROWS || !has_tiles) return linear(run, op);
+  for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
+    int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
+    LinearArguments part = a;
+    part.x += first * a.num_inputs, part.out += first * a.num_outputs;
+    switch (a.format) {
+      case Format::INT8: int_tile_linear<Int8Weights>(run, part, rows); break;
+      case Format::INT4: int_tile_linear<Int4Weights>(run, part, rows); break;
+      default: float_tile_linear(run, part, rows);
     }
-    case Format::INT8: return int_tile_linear<Int8Weights>(run, a, num_rows);
-    case Format::INT4: return int_tile_linear<Int4Weights>(run, a, num_rows);
-    default: return linear(run, op);
   }
 }
