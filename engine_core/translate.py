@@ -115,12 +115,15 @@ def to_bulk(row: Bulk) -> pb.Bulk:
 
 def to_progress(row: Progress) -> common.PromptProgress:
     """Return how far the prompt of a slot has come."""
-    return common.PromptProgress(
+    told = common.PromptProgress(
         slot=row.slot,
         num_total=row.num_total,
         num_cached=row.num_cached,
         num_computed=row.num_computed,
     )
+    if row.queue_s is not None:
+        told.timings.queue_s, told.timings.prefill_s = row.queue_s, row.prefill_s
+    return told
 
 
 def to_answer(answer: QueryAnswer) -> common.QueryAnswer:

@@ -226,16 +226,18 @@ class QueryAnswer(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., body_json: _Optional[bytes] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class PromptProgress(_message.Message):
-    __slots__ = ("slot", "num_total", "num_cached", "num_computed")
+    __slots__ = ("slot", "num_total", "num_cached", "num_computed", "timings")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     num_total: int
     num_cached: int
     num_computed: int
-    def __init__(self, slot: _Optional[int] = ..., num_total: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
+    timings: Timings
+    def __init__(self, slot: _Optional[int] = ..., num_total: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_computed: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("slot", "reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "stop_token_id", "stop_string", "error", "timings", "num_reasoning_tokens")

@@ -182,6 +182,9 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_total: int
     num_cached: int
     num_computed: int
+    queue_s: float | None = None
+    """This and `prefill_s` are told once, with the first token."""
+    prefill_s: float = 0.0
 
 
 class QueryAnswer(Message, frozen=True):

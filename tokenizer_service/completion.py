@@ -105,6 +105,8 @@ class Completion:
                 code="context_length_exceeded",
             )
         limits.n = max(1, request.limits.n)
+        if request.text.stop:  # we end it: what the engine's end would tell must be told before
+            limits.report_progress = True
         limits.stop_token_ids = pack(sorted(self.stop_token_ids(request)))
         return limits
 

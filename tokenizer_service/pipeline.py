@@ -345,6 +345,9 @@ class TextPipeline:
         ticket.session.choices.pop(choice.slot, None)
         finish.slot = choice.slot
         finish.num_prompt_tokens = ticket.num_prompt_tokens
+        if choice.begun is not None and not finish.HasField("timings"):  # not the engine's end
+            finish.num_cached_tokens = choice.begun.num_cached
+            finish.timings.CopyFrom(choice.begun.timings)
         if choice.split is not None:
             finish.num_reasoning_tokens = choice.split.num_reasoning_tokens
         step.of(ticket.session).finishes.append(finish)

@@ -50,6 +50,8 @@ class StepDecoder:
         offsets, counts = unpack(batch.token_offsets), unpack(batch.counts) or [1] * len(slots)
         live, at = seat.live, 0
         known = {row.slot: self._num_tokens(live.get(row.slot)) for row in batch.logprobs}
+        for told in batch.progress:
+            self._add_progress(step, live.get(told.slot), told)
         for slot, offset, count in zip(slots, offsets, counts, strict=True):
             choice = live.get(slot)
             if choice is not None and choice.is_open:
@@ -57,8 +59,6 @@ class StepDecoder:
             at += count
         for row in batch.logprobs:
             self._add_logprobs(step, live.get(row.slot), row, known[row.slot])
-        for told in batch.progress:
-            self._add_progress(step, live.get(told.slot), told)
         for finish in batch.finishes:
             choice = live.get(finish.slot)
             if choice is not None:
@@ -124,7 +124,12 @@ class StepDecoder:
 
     @staticmethod
     def _add_progress(step: StepText, choice: Choice | None, told: PromptProgress) -> None:
+        """Keep the last word, with the first token; show those before it to who asked for them."""
         if choice is None or not choice.is_open:
+            return
+        if told.HasField("timings"):
+            choice.begun = told
+        if told.HasField("timings") or not choice.ticket.request.limits.report_progress:
             return
         shown = PromptProgress()
         shown.CopyFrom(told)

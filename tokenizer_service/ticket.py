@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.errors import DeadlineExceeded
-from protos.common_pb2 import Limits
+from protos.common_pb2 import Limits, PromptProgress
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
 from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
@@ -90,6 +90,8 @@ class Choice:
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     seat: EngineSeat | None = None
     engine_slot: int = 0
+    begun: PromptProgress | None = None
+    """What the engine said with the first token, if it was asked."""
     is_open: bool = True
     is_aborted: bool = False
     is_paused: bool = False

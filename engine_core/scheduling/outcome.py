@@ -75,6 +75,8 @@ class Outcome:
             sequence.last_token_at = now
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
+                if sequence.request.limits.report_progress:
+                    self._tell_progress(sequence, length, now)
             finish, offset = None, length - sequence.first_output
             if token_id in sequence.stop_ids or length + 1 >= sequence.max_total:
                 finish = self._finish_if_ended(sequence, now)
@@ -119,10 +121,16 @@ class Outcome:
             sequence.num_computed = num_computed
             self._roster.cache.enter(sequence, num_computed)
             if sequence.request.limits.report_progress and sequence.first_token_at is None:
-                told = Progress(
-                    sequence.slot, sequence.num_prompt, sequence.num_cached, num_computed
-                )
-                self._publish(sequence, progress=told)
+                self._tell_progress(sequence, num_computed)
+
+    def _tell_progress(
+        self, sequence: Sequence, num_computed: int, first_token_at: float | None = None
+    ) -> None:
+        told = Progress(sequence.slot, sequence.num_prompt, sequence.num_cached, num_computed)
+        if first_token_at is not None:
+            queue_s, prefill_s, _ = sequence.phases(first_token_at)
+            told = msgspec.structs.replace(told, queue_s=queue_s, prefill_s=prefill_s)
+        self._publish(sequence, progress=told)
 
     def _hand_out(self, flight: Flight, bulks: Iterable[Bulk]) -> None:
         """Publish what is too large for columns, keyed by slot, before the ends of its slots."""

@@ -289,6 +289,8 @@ async def test_an_embedding_and_prompt_logprobs_come_before_their_end(
     assert [row.index for row in told] == [*range(1, 100)]
     assert {row.slot for row in told} == {2}
     assert caller.progress[0].num_total == 100 and caller.progress[0].num_computed < 100
+    assert [row.HasField("timings") for row in caller.progress][-2:] == [False, True]
+    assert caller.progress[-1].num_computed == 100 and caller.progress[-1].timings.prefill_s > 0
 
 
 async def test_questions_are_answered_by_every_replica(caller: Caller, hire: Hire) -> None:

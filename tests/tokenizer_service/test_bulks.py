@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import struct
 
-from protos.common_pb2 import EMBED, FinishReason, Limits, PromptProgress
+from protos.common_pb2 import EMBED, FinishReason, Limits, PromptProgress, Timings
 from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
+from protos.tokenizer_pb2 import TextOptions
 from tests.support.fake_engine import FakeLink, finish
 from tests.tokenizer_service.stage import Build, Stage, request, until
 
@@ -76,11 +77,26 @@ async def test_nobody_hears_of_slots_that_have_ended(build: Build) -> None:
 
 async def test_progress_passes_with_the_gateways_slot(build: Build) -> None:
     stage = build()
-    await stage.submit(5)
+    await stage.submit(5, limits=Limits(report_progress=True))
     told = PromptProgress(slot=0, num_total=100, num_cached=20, num_computed=60)
     stage.step(progress=[told])
     (shown,) = stage.gateway.batches[-1].progress
     assert (shown.slot, shown.num_total, shown.num_cached, shown.num_computed) == (5, 100, 20, 60)
+
+
+async def test_an_end_by_a_stop_string_knows_what_the_engine_said_with_the_first_token(
+    build: Build,
+) -> None:
+    stage = build()
+    await stage.submit(5, text=TextOptions(stop=["!"]))
+    assert stage.link.adds[0].limits.report_progress
+    timings = Timings(queue_s=0.5, prefill_s=0.25)
+    stage.step(progress=[PromptProgress(slot=0, num_total=11, num_cached=8, num_computed=9)])
+    first = PromptProgress(slot=0, num_total=11, num_cached=8, num_computed=11, timings=timings)
+    stage.step((0, 0, "ab!"), progress=[first])
+    end = stage.gateway.finishes[5]
+    assert (end.stop_string, end.num_cached_tokens, end.timings) == ("!", 8, timings)
+    assert not any(batch.progress for batch in stage.gateway.batches)  # the client did not ask
 
 
 async def test_pauses_reach_the_engine_that_holds_the_slot(build: Build) -> None:
