@@ -64,3 +64,10 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def port(text: str) -> int:
+    """Return the number of a port; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 65535")
+    return int(text)

@@ -79,6 +79,17 @@ def is_listening(host: str, port: int) -> bool:
     return False
 
 
+def is_address(host: str) -> bool:
+    """Tell whether this machine can listen on `host`, an IP or a name of its own."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
 def listener(port: int) -> tuple[int, str] | None:
     """Return (pid, name) of the process that listens on `port`, None when it cannot be seen."""
     inodes = _listening_inodes(port)

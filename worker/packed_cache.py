@@ -1,9 +1,10 @@
 """PackedCache: the packed weights of a model in one format, kept from one start to the next.
 
 The file is named by the hash of all that decides its bytes: the model's folder, the format, and the
-sources that define the layout. It is mapped, so that the workers of a host share one copy, and
-every byte is checked against a hash first. A linear that has to be packed goes straight to the
-file and out of memory; when all are there the file is mapped, on the first start as on any other.
+sources that define the layout. A new one takes the place of those before it. It is mapped, so that
+the workers of a host share one copy, and every byte is checked against a hash first. A linear that
+has to be packed goes straight to the file and out of memory; when all are there the file is mapped,
+on the first start as on any other.
 
     regions, each at a multiple of 4 KiB │ JSON table │ its sha256 │ 8 bytes: its length
 """
@@ -33,6 +34,8 @@ MIN_BYTES = 64 << 20
 """Smaller models are packed faster than a file is found."""
 LAYOUT_SOURCES = ("linear.h", "linear_pack.cpp", "linear_pack_body.h", "types.h")
 END_BYTES = 32 + 8
+PARTIAL = "partial-"
+"""Begin of the names of files in the making."""
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 Entry = tuple[list[int], list[list[int]]]
@@ -167,7 +170,9 @@ class _Writer:
         self._lock = os.open(path.parent, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._file, name = tempfile.mkstemp(dir=path.parent)
+            for left in path.parent.glob(f"{PARTIAL}*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
+            self._file, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
         except OSError:
             os.close(self._lock)
             raise
@@ -192,6 +197,8 @@ class _Writer:
         _write_all(self._file, memoryview(tail), self._end)
         data = map_bytes(self.path)
         os.replace(self.path, target)
+        for old in _others(target):
+            old.unlink(missing_ok=True)  # who has it mapped keeps it
         self._close()
         return data
 
@@ -205,14 +212,26 @@ class _Writer:
 
 
 def cache_path(folder: Path, fingerprint: str, format_name: str, model: Path) -> Path:
-    """Return where the packed weights of `model` belong; its files' sizes and times count too."""
+    """Return where the packed weights of `model` belong; its files' sizes and times count too.
+
+    The first half of the name stays the same for a folder, its config and a format.
+    """
+    home = hashlib.sha256(f"{format_name} {model.resolve()}".encode())
+    home.update((model / "config.json").read_bytes())
     digest = hashlib.sha256(f"{fingerprint} {format_name}".encode())
     for name in LAYOUT_SOURCES:
         digest.update((SOURCES / name).read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
-    return folder / "weights" / f"{digest.hexdigest()[:24]}.packed"
+    name = f"{home.hexdigest()[:12]}-{digest.hexdigest()[:24]}.packed"
+    return folder / "weights" / name
+
+
+def _others(path: Path) -> list[Path]:
+    """Return what was kept of the same folder, config and format before."""
+    home, dash, _ = path.name.rpartition("-")
+    return [one for one in path.parent.glob(f"{home}-*.packed") if dash and one != path]
 
 
 def _sizes(shape: Shape) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from common.model_folder import ModelFolderError
 from common.settings import inherited
 from millrace.errors import CommandError
+from millrace.loading import port as port_number
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
@@ -48,7 +49,7 @@ class Finding(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, metavar="DIR")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=port_number, default=8000)
     add_project_arguments(parser)
 
 

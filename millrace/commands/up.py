@@ -13,7 +13,7 @@ from common.settings import inherited
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, place
-from millrace.processes import free_port, is_alive, is_listening, listener
+from millrace.processes import free_port, is_address, is_alive, is_listening, listener
 from millrace.project import DEMO_MODEL, DEMO_NAME, Project, check_model_folder, project
 from millrace.project import add_arguments as add_project_arguments
 from millrace.runner import Plan, Runner, in_background
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
     loading.add_arguments(parser)
     option("--host", metavar="IP", help="interface to listen on (default: 127.0.0.1)")
-    option("--port", type=int, help="port of the API (default: 8000)")
+    option("--port", type=loading.port, metavar="PORT", help="port of the API (default: 8000)")
     option("--gateways", type=loading.count, metavar="G", help="processes of the gateway")
     option("--tokenizers", type=loading.count, metavar="T", help="processes of the text tier")
     option("--workers", type=loading.count, metavar="W", help="processes that compute")
@@ -158,12 +158,18 @@ def _check_source(source: Path, target: str) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
+    if not 0 < port < 65536:
+        raise CommandError(f"port {port} is not between 1 and 65535")
+    if not is_address(host):
+        raise CommandError(f"--host {host} is no address of this machine")
     if not is_listening(host, port):
         return
     owner = listener(port)
     by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
-    free = next((p for p in range(port + 1, port + 100) if not is_listening(host, p)), 0)
-    raise CommandError(f"port {port} is in use{by}; use PORT={free} (--port {free})")
+    others = range(port + 1, min(port + 100, 65536))
+    free = next((p for p in others if not is_listening(host, p)), None)
+    hint = f"use PORT={free} (--port {free})" if free else "use another (--port)"
+    raise CommandError(f"port {port} is in use{by}; {hint}")
 
 
 def _already(state: StateFolder) -> str:

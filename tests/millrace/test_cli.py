@@ -57,6 +57,7 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
             "/nowhere/keys does not exist",
         ),
         (["--file", "{tmp}/no.yml"], "{tmp}/no.yml: [Errno 2]"),
+        (["--model", "{tmp}/model", "--host", "999.1.1.1"], "--host 999.1.1.1 is no address of"),
     ],
 )
 def test_up_refuses_in_one_line(
@@ -71,7 +72,9 @@ def test_up_refuses_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", [["--workers", "0"], ["--workers", "x"], ["--device", "tpu"]])
+@pytest.mark.parametrize(
+    "option", [["--workers", "0"], ["--workers", "x"], ["--device", "tpu"], ["--port", "99999"]]
+)
 def test_up_refuses_a_wrong_value(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["up", *option])

@@ -13,6 +13,7 @@ from millrace.processes import (
     ProcessId,
     free_port,
     identify,
+    is_address,
     is_alive,
     is_listening,
     listener,
@@ -51,6 +52,11 @@ def test_a_port_that_could_be_shared_counts_as_taken() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port), reuse_port=True):
         assert is_listening("127.0.0.1", port)
+
+
+def test_addresses_of_this_machine() -> None:
+    assert all(is_address(host) for host in ("127.0.0.1", "localhost", "0.0.0.0"))
+    assert not any(is_address(host) for host in ("999.1.1.1", "192.0.2.7"))
 
 
 def test_only_marked_processes_are_killed() -> None:

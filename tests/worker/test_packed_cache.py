@@ -194,9 +194,22 @@ def test_large_models_are_kept_and_small_ones_are_not(
 
 def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("one")
+    (tmp_path / "config.json").write_text("{}")
     name = cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name == cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name != cache_path(tmp_path, "abd", "INT8", tmp_path)
     assert name != cache_path(tmp_path, "abc", "INT4", tmp_path)
     (tmp_path / "model.safetensors").write_text("other")
     assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
+    assert name.name[:13] == cache_path(tmp_path, "abd", "INT8", tmp_path).name[:13]
+    assert name.name[:13] != cache_path(tmp_path, "abc", "INT4", tmp_path).name[:13]
+
+
+def test_a_new_file_takes_the_place_of_the_one_before_and_of_what_was_left(tmp_path: Path) -> None:
+    names = ["home-old.packed", "home-new.packed", "home2-x.packed", "other.packed"]
+    old = load(tmp_path / names[0])
+    load(tmp_path / names[2])
+    load(tmp_path / names[3])
+    (tmp_path / "partial-killed").write_text("half")
+    assert same(load(tmp_path / names[1]), old)  # which is mapped still
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shutil
@@ -20,6 +21,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
+PARTIAL = "partial-"
 SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
@@ -94,7 +98,10 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
         return target
     with _locked(folder / ".lock"):
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            for left in folder.glob(f"{PARTIAL}*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            log.info("compiling the CPU kernels, once: about half a minute")
+            with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
                 built = Path(scratch) / "library.so"
                 _compile(compiler, flags, built)
                 os.replace(built, target)

@@ -35,6 +35,7 @@ def fake(tmp_path: Path) -> tuple[str, Path]:
 
 def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> None:
     compiler, calls = fake
+    (tmp_path / "cache" / "partial-killed" / "deep").mkdir(parents=True)
     with ThreadPoolExecutor(4) as pool:
         made = set(pool.map(lambda _: compile_library(tmp_path / "cache", compiler), range(4)))
     [path] = made
