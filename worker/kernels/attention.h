@@ -26,7 +26,8 @@ struct RowTile {
   int64_t first_split, num_splits;
 };
 
-// A run of PAIR_RUN keys of a split, from key `first` on, and which keys of the split a row sees.
+// A run of PAIR_RUN keys of a split, from key `first` on, and which keys of the split a row sees:
+// `from` .. `to`, which are the same if it sees none.
 struct RunOfKeys {
   int64_t first;
   int64_t from[TILE_ROWS], to[TILE_ROWS];
@@ -39,6 +40,12 @@ struct RunOfKeys {
       if (begin(row) != 0 || end(row) != PAIR_RUN) return false;
     return true;
   }
+};
+
+// The rows of a tile.
+struct Queries {
+  alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];  // scaled, and as the products take them
+  int64_t begin[TILE_ROWS], end[TILE_ROWS];      // positions that each sees
 };
 
 // What some splits of a tile have come to.
@@ -73,8 +80,7 @@ struct RowMap {
   }
 
   int64_t tiles_of(int64_t sequence) const {
-    int64_t tokens = step.query_starts[sequence + 1] - step.query_starts[sequence];
-    return ceil_div(tokens * group, TILE_ROWS);
+    return ceil_div(num_rows(sequence), TILE_ROWS);
   }
   int64_t count() const {
     int64_t tiles = 0;
@@ -84,8 +90,24 @@ struct RowMap {
   RowTile tile(int64_t number) const {
     int64_t place = number / a.num_kv_heads, b = 0;
     for (; place >= tiles_of(b); b++) place -= tiles_of(b);
-    int64_t tokens = step.query_starts[b + 1] - step.query_starts[b], first = place * TILE_ROWS;
-    RowTile t{b, number % a.num_kv_heads, first, min_of(TILE_ROWS, tokens * group - first), 0, 0};
+    return tile_at(b, number % a.num_kv_heads, place * TILE_ROWS);
+  }
+  // The tile of the number after; there must be one.
+  RowTile after(const RowTile& t) const {
+    if (t.kv_head + 1 < a.num_kv_heads) return tile_at(t.sequence, t.kv_head + 1, t.first_row);
+    int64_t first = t.first_row + TILE_ROWS;
+    if (first < num_rows(t.sequence)) return tile_at(t.sequence, 0, first);
+    int64_t b = t.sequence + 1;
+    while (num_rows(b) == 0) b++;
+    return tile_at(b, 0, 0);
+  }
+
+ private:
+  int64_t num_rows(int64_t sequence) const {
+    return (step.query_starts[sequence + 1] - step.query_starts[sequence]) * group;
+  }
+  RowTile tile_at(int64_t sequence, int64_t kv_head, int64_t first) const {
+    RowTile t{sequence, kv_head, first, min_of(TILE_ROWS, num_rows(sequence) - first), 0, 0};
     t.first_split = begin(t, 0) / SPLIT;
     t.num_splits = ceil_div(end(t, t.num_rows - 1), SPLIT) - t.first_split;
     return t;

@@ -1,4 +1,5 @@
 // Paged attention, once per level. See `attention.h` for the order of operations.
+#include "attention_ahead_body.h"
 #include "attention_cells_body.h"
 #include "attention_products_body.h"
 
@@ -15,7 +16,7 @@ void weights_of(float* scores, int64_t from, int64_t to, Ahead* ahead, float* ma
   *maximum = largest(most);
   Lanes sums = zero(), top = splat(*maximum);
   for (int64_t j = start; j < stop; j += GROUP) {
-    ahead->ask(C::LINES);
+    ahead->step<2>();
     Lanes weight = C::rounded(exponential_of_negative(load(scores + j) - top));
     store(scores + j, weight);
     sums = sums + weight;
@@ -27,17 +28,17 @@ template <class C, class Products = VectorProducts<C>>
 struct Attention {
   RowMap rows;
 
-  // Queries of a tile, scaled, and as the products take them.
-  void read_queries(const RowTile& tile, float (*q)[MAX_HEAD_DIM]) const {
+  void read_queries(const RowTile& tile, Queries* out) const {
     int64_t head_dim = rows.a.head_dim;
     Lanes scale = splat(float(1.0 / __builtin_sqrt(double(head_dim))));
     for (int64_t r = 0; r < tile.num_rows; r++) {
+      out->begin[r] = rows.begin(tile, r), out->end[r] = rows.end(tile, r);
       const float* source =
           rows.a.q + (rows.token(tile, r) * rows.a.num_heads + rows.head(tile, r)) * head_dim;
       for (int64_t k = 0; k < MAX_HEAD_DIM; k += 16) {
         int64_t n = head_dim - k;
         Lanes x = n >= 16 ? load(source + k) : n > 0 ? load_part(source + k, n, 0.0f) : zero();
-        store(q[r] + k, C::rounded(x * scale));
+        store(out->q[r] + k, C::rounded(x * scale));
         if (n <= 16 && k % 32 == 16) break;
       }
     }
@@ -55,37 +56,34 @@ struct Attention {
     }
   }
 
-  // One split of a tile. `is_first`: nobody has asked for its keys yet.
-  void compute(const RowTile& tile, int64_t split, bool is_first, const float (*q)[MAX_HEAD_DIM],
+  // One split of a tile.
+  void compute(const SplitCells& cells, const Queries& queries, int64_t num_rows, Lookahead* soon,
                Partial* out) const {
-    SplitCells cells;
-    find_cells(rows, tile, split, sizeof(typename C::Item), &cells);
-    Ahead now = cells.ahead(cells.keys);
-    while (is_first && now.next < now.end) now.ask(1);
-    int64_t head_dim = rows.a.head_dim, num_rows = tile.num_rows;
+    int64_t head_dim = rows.a.head_dim, first = cells.split * SPLIT;
     alignas(64) float scores[TILE_ROWS][SPLIT];
     alignas(64) uint32_t turned[2 * MAX_HEAD_DIM * GROUP];
     const uint32_t* panels[2];
-    Products products(q, num_rows, head_dim);
-    Ahead values = cells.ahead(cells.value_parts), keys = cells.ahead(cells.next_keys);
+    Products products(queries.q, num_rows, head_dim);
+    Ahead* ahead = &soon->ahead;
+    soon->ask_up_to(cells.keys_asked);
     for (int64_t g = cells.begin / GROUP, stop = ceil_div(cells.end, GROUP); g < stop; g += 2) {
       int64_t count = min_of(2, stop - g);
       read_keys(cells, g, count, turned, panels);
-      products.score(panels, count, &values, scores[0] + g * GROUP);
+      products.score(panels, count, ahead, scores[0] + g * GROUP);
     }
     RunOfKeys run;
-    int64_t first = split * SPLIT;
     for (int64_t r = 0; r < num_rows; r++) {
-      int64_t from = run.from[r] = max_of(0, rows.begin(tile, r) - first);
-      int64_t to = run.to[r] = min_of(SPLIT, rows.end(tile, r) - first);
+      int64_t from = run.from[r] = max_of(0, queries.begin[r] - first);
+      int64_t to = run.to[r] = min_of(SPLIT, queries.end[r] - first);
       out->maximum[r] = -__builtin_inff();
       out->sum[r] = 0.0f;
-      if (from < to) weights_of<C>(scores[r], from, to, &keys, &out->maximum[r], &out->sum[r]);
+      if (from < to) weights_of<C>(scores[r], from, to, ahead, &out->maximum[r], &out->sum[r]);
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
+    soon->ask_up_to(cells.values_asked);
     for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
       run.first = j;
-      products.weigh(cells.values + j, run, 0, num_rows, scores, &keys, out);
+      products.weigh(cells.values + j, run, 0, num_rows, scores, ahead, out);
     }
   }
 
@@ -98,9 +96,10 @@ struct Attention {
   }
 
   // all += split, rows that see nothing of it apart.
-  void join(const RowTile& tile, int64_t split, const Partial& part, Partial* all) const {
-    for (int64_t r = 0; r < tile.num_rows; r++) {
-      if (rows.begin(tile, r) >= (split + 1) * SPLIT || rows.end(tile, r) <= split * SPLIT) continue;
+  void join(const Queries& queries, int64_t num_rows, int64_t split, const Partial& part,
+            Ahead* ahead, Partial* all) const {
+    for (int64_t r = 0; r < num_rows; r++) {
+      if (queries.begin[r] >= (split + 1) * SPLIT || queries.end[r] <= split * SPLIT) continue;
       float top = largest_of(all->maximum[r], part.maximum[r]);
       Lanes fade = exponential(splat(all->maximum[r] - top));
       Lanes grow = exponential(splat(part.maximum[r] - top));
@@ -108,8 +107,10 @@ struct Attention {
       float sums[16];
       store(sums, splat(all->sum[r]) * fade + splat(part.sum[r]) * grow);
       all->sum[r] = sums[0];
-      for (int64_t k = 0; k < rows.a.head_dim; k += 16)
+      for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
+        ahead->step<2>();
         store(all->values[r] + k, load(all->values[r] + k) * fade + load(part.values[r] + k) * grow);
+      }
     }
   }
 
@@ -127,52 +128,98 @@ struct Attention {
     }
   }
 
-  // A whole tile in one thread.
-  void tile_alone(const RowTile& tile) const {
-    alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
+  // A whole tile in one thread. `next`: of the splits, as in Lookahead.
+  template <class Next>
+  void tile_alone(Place place, Lookahead* soon, Next&& next) const {
+    const RowTile& tile = place.tile;
+    Queries queries;
     alignas(64) Partial part, all;
-    read_queries(tile, q);
+    read_queries(tile, &queries);
     clear(tile, &all);
-    for (int64_t s = tile.first_split; s < tile.first_split + tile.num_splits; s++) {
-      compute(tile, s, s == tile.first_split, q, &part);
-      join(tile, s, part, &all);
+    for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
+      compute(soon->reach(place, next), queries, tile.num_rows, soon, &part);
+      join(queries, tile.num_rows, place.split, part, &soon->ahead, &all);
     }
     write(tile, all);
   }
 
-  // A long tile, its splits shared out.
+  // The tiles of a thread's run that have at most `limit` splits.
+  void tiles_alone(Shares* shares, int64_t own, int64_t limit) const {
+    Lookahead soon(rows, sizeof(typename C::Item));
+    auto next = [&](Place& at) {
+      if (at.split + 1 < at.tile.first_split + at.tile.num_splits) return at.split++, true;
+      if (!shares->has(own, at.number + 1)) return false;
+      at.number++, at.tile = rows.after(at.tile), at.split = at.tile.first_split;
+      return at.tile.num_splits <= limit;
+    };
+    Place place{};  // which names tile 0
+    for (Piece p = shares->take(own, 1); p.num_panels > 0; p = shares->take(own, 1)) {
+      place.tile = p.panel == place.number + 1 ? rows.after(place.tile) : rows.tile(p.panel);
+      place.number = p.panel, place.split = place.tile.first_split;
+      if (place.tile.num_splits <= limit) tile_alone(place, &soon, next);
+    }
+  }
+
+  // Some splits of a long tile, shared out.
+  void splits_shared(Pool& pool, const RowTile& tile, int64_t first, int64_t count,
+                     const Queries& queries, Partial* parts) const {
+    int64_t threads = threads_of(pool, count);
+    Shares shares(count, threads);
+    pool.each(threads, [&](int64_t own, int) {
+      Lookahead soon(rows, sizeof(typename C::Item));
+      auto next = [&](Place& at) {
+        if (!shares.has(own, at.number + 1)) return false;
+        return at.number++, at.split++, true;
+      };
+      for (Piece p = shares.take(own, 1); p.num_panels > 0; p = shares.take(own, 1)) {
+        const SplitCells& cells = soon.reach({p.panel, first + p.panel, tile}, next);
+        compute(cells, queries, tile.num_rows, &soon, parts + p.panel);
+      }
+    });
+  }
+
+  // A long tile.
   void tile_shared(Pool& pool, const RowTile& tile) const {
-    alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
+    Queries queries;
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
-    read_queries(tile, q);
+    Ahead nothing{nullptr, nullptr};
+    read_queries(tile, &queries);
     clear(tile, all);
     int64_t stop = tile.first_split + tile.num_splits;
     for (int64_t first = tile.first_split; first < stop; first += SHARED_SPLITS) {
       int64_t count = min_of(SHARED_SPLITS, stop - first);
-      int64_t run = max_of(1, count / (4 * pool.num_threads()));  // of splits, read one by one
-      pool.each(ceil_div(count, run), [&](int64_t piece, int) {
-        for (int64_t i = piece * run; i < min_of(count, (piece + 1) * run); i++)
-          compute(tile, first + i, i == piece * run, q, parts + i);
-      });
-      for (int64_t i = 0; i < count; i++) join(tile, first + i, parts[i], all);
+      splits_shared(pool, tile, first, count, queries, parts);
+      for (int64_t i = 0; i < count; i++)
+        join(queries, tile.num_rows, first + i, parts[i], &nothing, all);
     }
     write(tile, *all);
+  }
+
+  static int64_t threads_of(Pool& pool, int64_t count) {
+    return min_of(count, min_of(Shares::MOST, pool.num_threads()));
   }
 
   // A tile that alone would keep a thread busy past the others' end is shared, the rest are not.
   void run(Pool& pool) const {
     int64_t count = rows.count(), total = 0;
-    for (int64_t i = 0; i < count; i++) total += rows.tile(i).num_splits;
+    each_tile(count, [&](const RowTile& tile) { total += tile.num_splits; });
     int64_t limit = max_of(1, total / (4 * pool.num_threads()));
     if (pool.num_threads() == 1) limit = total;
-    pool.each(count, [&](int64_t i, int) {
-      RowTile tile = rows.tile(i);
-      if (tile.num_splits <= limit) tile_alone(tile);
-    });
-    for (int64_t i = 0; i < count; i++) {
-      RowTile tile = rows.tile(i);
+    int64_t threads = threads_of(pool, count);
+    Shares shares(count, threads);
+    pool.each(threads, [&](int64_t own, int) { tiles_alone(&shares, own, limit); });
+    each_tile(count, [&](const RowTile& tile) {
       if (tile.num_splits > limit) tile_shared(pool, tile);
+    });
+  }
+
+  template <class One>
+  void each_tile(int64_t count, One&& one) const {
+    RowTile tile = rows.tile(0);
+    for (int64_t i = 0; i < count; i++) {
+      if (i) tile = rows.after(tile);
+      one(tile);
     }
   }
 };

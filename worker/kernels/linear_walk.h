@@ -52,6 +52,12 @@ class Shares {
     return taken;
   }
 
+  // Whether a panel is still in that run.
+  bool has(int64_t own, int64_t panel) const {
+    uint64_t seen = runs_[own].load(std::memory_order_relaxed);
+    return panel >= int64_t(seen & 0xffffffff) && panel < int64_t(seen >> 32);
+  }
+
  private:
   using RunOfPanels = std::atomic<uint64_t>;  // the first in the lower half, the end in the upper
 
