@@ -34,12 +34,15 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def first_model(url: str, key: str) -> str:
-    """Return the first served model's id."""
+    """Return the first served model's id; raise OSError or ValueError when there is none."""
     request = urllib.request.Request(f"{url}/v1/models")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     with urllib.request.urlopen(request, timeout=10) as reply:
-        return str(json.load(reply)["data"][0]["id"])
+        served = json.load(reply)["data"]
+    if not served:
+        raise ValueError("it serves none yet")
+    return str(served[0]["id"])
 
 
 def chat(model: str, number: int, max_tokens: int, exact: bool) -> dict[str, Any]:
@@ -93,7 +96,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
     args = parser.parse_args(argv)
-    reports = {url: asyncio.run(run(args, url)) for url in filter(None, (args.url, args.vs))}
+    try:
+        reports = {url: asyncio.run(run(args, url)) for url in filter(None, (args.url, args.vs))}
+    except (OSError, ValueError) as error:  # HTTP errors are OSErrors
+        print(f"millrace bench: no model to be had at {args.url}: {error}", file=sys.stderr)
+        return 2
     for name in next(iter(reports.values())):
         values = [report[name] for report in reports.values()]
         ratio = f"   ratio {values[0] / values[1]:.2f}" if len(values) > 1 and values[1] else ""

@@ -289,6 +289,13 @@ def test_the_longest_sequence_can_be_lowered_not_raised(tiny: Path) -> None:
             assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5
 
 
+def test_weights_that_are_no_numbers_are_refused_at_load(tmp_path: Path) -> None:
+    file = write_tiny_model(tmp_path / "broken") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
+    with pytest.raises(InvalidRequest, match="warm-up failed: .* are all weights numbers"):
+        LLM(file.parent, kv_cache_memory=KV_CACHE_MEMORY)
+
+
 def test_a_folder_without_a_tokenizer_works_with_ids(ids_llm: LLM) -> None:
     prompts = [{"prompt_token_ids": [1, 2, 3 + i]} for i in range(6)]
     together = ids_llm.generate(prompts, sampled(1, temperature=0))

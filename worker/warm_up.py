@@ -27,7 +27,7 @@ GRAPH_ROWS = 256
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Prefill some tokens, decode one, drop the row; raise RuntimeError on a fault."""
+    """Prefill some tokens, decode one, drop the row; raise ValueError on a fault."""
     num_blocks = min(-(-NUM_TOKENS // runner.block_size), runner.num_blocks)
     num_tokens = num_blocks * runner.block_size - 1
     first = replace(_start(SEQ_ID, num_tokens, range(num_blocks)), logprobs=1)
@@ -47,7 +47,7 @@ def run_largest_steps(runner: ModelRunner, limits: PassLimits) -> None:
     """Run the largest passes there are: a prefill, decodes with and without a graph, a pooled one.
 
     Rows share blocks where there are few: all have the same tokens, so they write the same.
-    Raises RuntimeError on a fault.
+    Raises ValueError on a fault.
     """
     count = min(limits.max_rows, limits.max_logits, limits.max_tokens)
     rows = range(SEQ_ID, SEQ_ID + count)
@@ -104,4 +104,7 @@ def _start(seq_id: int, length: int, blocks: Iterable[int]) -> wire.SequenceStar
 def _run(runner: ModelRunner, plans: Iterable[wire.ExecutePlan]) -> None:
     for plan in plans:
         if faults := runner.execute(plan).faults:
-            raise RuntimeError(f"warm-up failed: {faults[0].message}")
+            raise ValueError(
+                f"warm-up failed: {faults[0].message}; are all weights numbers, and does dtype "
+                "hold what they make?"
+            )

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes; return the exit status."""
-    logs.setup("millrace", "error")  # standard error is for mistakes
+    logs.setup("millrace", "warning")  # what is wrong, or slow
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     speech = Speech()
     prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
