@@ -95,16 +95,15 @@ class Lookahead {
     const int32_t* entry = rows_.step.block_tables + place.tile.sequence * rows_.step.table_width +
                            first / block_.size;
     const uint8_t* value_parts[SPLIT];
+    const uint8_t** value = cells.values;
+    int64_t head_bytes = block_.head_dim * item_bytes_;
     for (int64_t i = 0; i < SPLIT / block_.size; i++) {
       bool is_seen = i >= from && i < to;
       int64_t part = is_seen ? block_.part(entry[i], place.tile.kv_head) * item_bytes_ : 0;
       cells.keys[i] = rows_.a.keys + part;
-      value_parts[i] = rows_.a.values + part;
+      const uint8_t* at = value_parts[i] = rows_.a.values + part;
+      for (int64_t k = 0; k < block_.size; k++, at += head_bytes) *value++ = at;
     }
-    int64_t head_bytes = block_.head_dim * item_bytes_;
-    for (int64_t i = 0; i < SPLIT / block_.size; i++)
-      for (int64_t k = 0; k < block_.size; k++)
-        cells.values[i * block_.size + k] = value_parts[i] + k * head_bytes;
     cells.keys_asked = enter(cells.keys + from, to - from);
     cells.values_asked = enter(value_parts + from, to - from);
   }

@@ -3,25 +3,29 @@
 #include "attention_cells_body.h"
 #include "attention_products_body.h"
 
-// The weights of one row over its keys `from` .. `to` of the split: scores become e^(score - max).
-template <class C>
-void weights_of(float* scores, int64_t from, int64_t to, Ahead* ahead, float* maximum,
-                float* total) {
+// The largest score of one row over its keys `from` .. `to` of the split. Scores beside these, of the
+// same groups, become -inf.
+inline float largest_score(float* scores, int64_t from, int64_t to) {
   float nothing = -__builtin_inff();
   int64_t start = from / GROUP * GROUP, stop = ceil_div(to, GROUP) * GROUP;
   for (int64_t j = start; j < from; j++) scores[j] = nothing;
   for (int64_t j = to; j < stop; j++) scores[j] = nothing;
   Lanes most = splat(nothing);
   for (int64_t j = start; j < stop; j += GROUP) most = larger(load(scores + j), most);
-  *maximum = largest(most);
-  Lanes sums = zero(), top = splat(*maximum);
-  for (int64_t j = start; j < stop; j += GROUP) {
+  return largest(most);
+}
+
+// Scores become e^(score - maximum); returns their sum.
+template <class C>
+float weights_of(float* scores, int64_t from, int64_t to, float maximum, Ahead* ahead) {
+  Lanes sums = zero(), top = splat(maximum);
+  for (int64_t j = from / GROUP * GROUP; j < to; j += GROUP) {
     ahead->step<2>();
     Lanes weight = C::rounded(exponential_of_negative(load(scores + j) - top));
     store(scores + j, weight);
     sums = sums + weight;
   }
-  *total = sum(sums);
+  return sum(sums);
 }
 
 template <class C, class Products = VectorProducts<C>>
@@ -75,11 +79,11 @@ struct Attention {
     for (int64_t r = 0; r < num_rows; r++) {
       int64_t from = run.from[r] = max_of(0, queries.begin[r] - first);
       int64_t to = run.to[r] = min_of(SPLIT, queries.end[r] - first);
-      out->maximum[r] = -__builtin_inff();
-      out->sum[r] = 0.0f;
-      if (from < to) weights_of<C>(scores[r], from, to, ahead, &out->maximum[r], &out->sum[r]);
+      out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
+    for (int64_t r = 0; r < num_rows; r++)
+      out->sum[r] = weights_of<C>(scores[r], run.from[r], run.to[r], out->maximum[r], ahead);
     soon->ask_up_to(cells.values_asked);
     for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
       run.first = j;
@@ -98,23 +102,24 @@ struct Attention {
   // all += split, rows that see nothing of it apart.
   void join(const Queries& queries, int64_t num_rows, int64_t split, const Partial& part,
             Ahead* ahead, Partial* all) const {
+    alignas(64) float top[TILE_ROWS], sums[TILE_ROWS], fades[TILE_ROWS], grows[TILE_ROWS];
+    for (int64_t r = 0; r < num_rows; r += 16) {
+      Lanes before = load(all->maximum + r), here = load(part.maximum + r);
+      Lanes most = larger(before, here);
+      Lanes fade = exponential(before - most), grow = exponential(here - most);
+      store(top + r, most), store(fades + r, fade), store(grows + r, grow);
+      store(sums + r, load(all->sum + r) * fade + load(part.sum + r) * grow);
+    }
     for (int64_t r = 0; r < num_rows; r++) {
       if (queries.begin[r] >= (split + 1) * SPLIT || queries.end[r] <= split * SPLIT) continue;
-      float top = largest_of(all->maximum[r], part.maximum[r]);
-      Lanes fade = exponential(splat(all->maximum[r] - top));
-      Lanes grow = exponential(splat(part.maximum[r] - top));
-      all->maximum[r] = top;
-      float sums[16];
-      store(sums, splat(all->sum[r]) * fade + splat(part.sum[r]) * grow);
-      all->sum[r] = sums[0];
+      all->maximum[r] = top[r], all->sum[r] = sums[r];
+      Lanes fade = splat(fades[r]), grow = splat(grows[r]);
       for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
         ahead->step<2>();
         store(all->values[r] + k, load(all->values[r] + k) * fade + load(part.values[r] + k) * grow);
       }
     }
   }
-
-  static float largest_of(float a, float b) { return a > b ? a : b; }
 
   void write(const RowTile& tile, const Partial& all) const {
     int64_t head_dim = rows.a.head_dim;
