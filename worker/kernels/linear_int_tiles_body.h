@@ -1,6 +1,8 @@
 // Integer linears on the tile unit. A group's sums leave the unit as integers; scaling them is work
 // for the vectors, done while the unit multiplies the next group.
 
+constexpr int64_t INT_TILE_PASS = 256;  // inputs of a pass of many rows
+
 // Quantised activations: the values in tiles, then for every group and row tile the scales and the
 // starts of its rows, [group][row tile][2][16].
 struct QuantisedRows {
@@ -8,7 +10,7 @@ struct QuantisedRows {
   int64_t group;
 
   QuantisedRows(int64_t num_rows, int64_t padded, int64_t group)
-      : plan(num_rows, padded, 384, 1), group(group) {}
+      : plan(num_rows, padded, INT_TILE_PASS, 1), group(group) {}
 
   float* scales(uint8_t* scratch, int64_t row, int64_t g) const {
     float* all = (float*)(scratch + plan.row_tiles * TILE_ROWS * plan.padded);
@@ -23,6 +25,7 @@ template <class W>
 void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t row, int64_t first,
                     int64_t end) {
   constexpr int64_t LINE = 64;
+  uint8_t* tiles = x.plan.tiles(a.scratch, row, first);
   for (int64_t k = first; k < end; k += a.group) {
     int8_t values[128];
     int32_t sum;
@@ -30,8 +33,7 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
         quantise_values(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
                         values, &sum);
     x.starts(a.scratch, row, k / a.group)[row % TILE_ROWS] = -W::OFFSET * sum;
-    for (int64_t i = 0; i < a.group; i += LINE)
-      memcpy(x.plan.line(a.scratch, row, k + i), values + i, LINE);
+    for (int64_t i = 0; i < a.group; i += LINE, tiles += TILE_BYTES) memcpy(tiles, values + i, LINE);
   }
 }
 
@@ -45,16 +47,15 @@ struct GroupSums {
   int64_t num_rows;          // 0: none wait
 };
 
+// Rows first..end-1 of them.
 template <class W>
-inline void add_scaled(GroupSums& group) {
-  GroupSums g = group;
-  if (g.num_rows == 0) return;
-  group.num_rows = 0;
+inline void add_scaled(const GroupSums& g, int64_t first, int64_t end) {
+  if (first >= end) return;
   Lanes scales[QUAD];
 #pragma GCC unroll 4
   for (int p = 0; p < QUAD; p++)
     scales[p] = W::FORMAT == Format::INT4 ? load_bf16(g.scales[p]) : zero();
-  for (int64_t m = 0; m < g.num_rows; m++) {
+  for (int64_t m = first; m < end; m++) {
     Lanes x_scale = splat(g.x_scales[m]);
     Ints start = splat(g.starts[m]);
 #pragma GCC unroll 4
@@ -66,17 +67,19 @@ inline void add_scaled(GroupSums& group) {
   }
 }
 
-// A group of a quad's weights as bytes. INT4: each line becomes two rows of a tile.
-inline void unpack_group(const QuadWeights& packed, int64_t place, int64_t num_lines, uint8_t* out) {
-  for (const uint8_t* panel : packed.panels)
-    for (int64_t i = 0; i < num_lines; i++, out += 128) {
-      store_bytes(out, low_halves(panel + place + i * 64));
-      store_bytes(out + 64, high_halves(panel + place + i * 64));
-    }
+// Lines of INT4 weights as bytes: each becomes two rows of a tile.
+template <int64_t LINES>
+inline void unpack_lines(const uint8_t* from, uint8_t* to) {
+#pragma GCC unroll 8
+  for (int i = 0; i < LINES; i++) {
+    store_bytes(to + i * 128, low_halves(from + i * 64));
+    store_bytes(to + i * 128 + 64, high_halves(from + i * 64));
+  }
 }
 
-// One pass of a quad: all groups for a row tile, then for the next one.
-template <class W>
+// One pass of a quad: all groups for a row tile, then for the next one. After each product comes a
+// share of what the vectors and the memory have to do meanwhile.
+template <class W, int64_t GROUP>
 class IntTilePiece {
  public:
   IntTilePiece(const LinearArguments& a, const QuantisedRows& x, const Piece& now,
@@ -86,30 +89,33 @@ class IntTilePiece {
         now_(now),
         totals_(totals),
         weights_(a, now, x.plan.padded),
-        fetch_(fetch_of(a, x.plan, now, next)),
-        num_groups_(now.num_inputs / a.group),
-        slots_(x.plan.row_tiles == 1 ? 2 : num_groups_) {
+        fetch_(a, x.plan, now, next),
+        num_groups_(now.num_inputs / GROUP) {
     for (int64_t p = 0; p < QUAD && HALVES; p++) {
       int64_t panel = now.panel + min_of(p, now.num_panels - 1);
-      scales_[p] = (const bf16*)a.scales + panel * (x.plan.padded / a.group) * PANEL;
+      scales_[p] = (const bf16*)a.scales + panel * (x.plan.padded / GROUP) * PANEL;
     }
   }
 
   void compute() {
     bool is_last = now_.k + now_.num_inputs == x_.plan.padded;
+    if (HALVES) unpack(0);
     for (int64_t row = 0; row < x_.plan.num_rows; row += TILE_ROWS) {
+      if (is_last) fetch_output(a_, row, x_.plan.num_rows, now_);
       if (now_.k == 0) clear(row);
-      if (HALVES && row == 0) unpack(0);
-      for (int64_t g = 0; g < num_groups_; g++) add_group(row, g);
+      const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k);
+      for (int64_t g = 0; g < num_groups_; g++) add_group(row, g, x + g * GROUP * TILE_ROWS);
       if (is_last) finish(row);
     }
-    add_scaled<W>(waiting_);
+    scale_rest();
   }
 
  private:
   static constexpr bool HALVES = W::FORMAT == Format::INT4;
-  static constexpr int64_t INPUTS = 64;     // of a tile
-  static constexpr int64_t SLOT_BYTES = 384 * PANEL * QUAD;
+  static constexpr int64_t SHARES = GROUP / 64 * QUAD;  // one for every product of a group
+  static constexpr int64_t SHARE_ROWS = TILE_ROWS / SHARES;
+  static constexpr int64_t PANEL_LINES = GROUP / W::LINE_INPUTS;
+  static constexpr int64_t SHARE_LINES = PANEL_LINES * QUAD / SHARES;
 
   void clear(int64_t row) {
     for (int64_t p = 0; p < QUAD; p++)
@@ -117,24 +123,57 @@ class IntTilePiece {
   }
 
   // Bytes of a group of INT4: few rows need no more than one group and the next, many keep a pass.
-  uint8_t* slot(int64_t g) { return bytes_ + g % slots_ * (QUAD * PANEL * a_.group); }
-  void unpack(int64_t g) {
-    unpack_group(weights_, panel_bytes(W::FORMAT, g * a_.group), a_.group / W::LINE_INPUTS, slot(g));
+  uint8_t* slot(int64_t g) {
+    return bytes_ + (x_.plan.row_tiles == 1 ? g % 2 : g) * (QUAD * PANEL * GROUP);
   }
 
-  // The products of a group; beside them, by the vectors, the unpacking of the next one and the
-  // scaling of the one before.
-  void add_group(int64_t row, int64_t g) {
+  void unpack_share(int64_t g, int64_t share) {
+    int64_t line = share * SHARE_LINES;
+    const uint8_t* panel = weights_.panels[line / PANEL_LINES] + g * PANEL_LINES * 64;
+    unpack_lines<SHARE_LINES>(panel + line % PANEL_LINES * 64, slot(g) + line * 128);
+  }
+  void unpack(int64_t g) {
+    for (int64_t share = 0; share < SHARES; share++) unpack_share(g, share);
+  }
+
+  // Beside a product: part of the scaling of the group before and of the unpacking of the next one.
+  void do_share(int64_t share, int64_t unpacked) {
+    fetch_.lines(PANEL_LINES / SHARES);
+    int64_t first = share * SHARE_ROWS;
+    add_scaled<W>(waiting_, first, min_of(waiting_.num_rows, first + SHARE_ROWS));
+    if (unpacked) unpack_share(unpacked, share);
+  }
+
+  void add_group(int64_t row, int64_t g, const uint8_t* x) {
+    int64_t unpacked = HALVES && row == 0 && g + 1 < num_groups_ ? g + 1 : 0, share = 0;
     const uint8_t* weights[QUAD];
     for (int64_t p = 0; p < QUAD; p++)
-      weights[p] = HALVES ? slot(g) + p * PANEL * a_.group
-                          : weights_.panels[p] + panel_bytes(W::FORMAT, g * a_.group);
-    multiply(x_.plan.line(a_.scratch, row, now_.k + g * a_.group), weights);
-    if (HALVES && row == 0 && g + 1 < num_groups_) unpack(g + 1);
-    add_scaled<W>(waiting_);
+      weights[p] = HALVES ? slot(g) + p * PANEL * GROUP
+                          : weights_.panels[p] + panel_bytes(W::FORMAT, g * GROUP);
+    zero_sums();
+    for (int64_t place = 0; place < GROUP * PANEL; place += TILE_BYTES) {
+      tile_load<4>(x + place, 64);
+      tile_load<5>(weights[0] + place, 64);
+      tile_product_bytes<0, 4, 5>();
+      do_share(share++, unpacked);
+      tile_load<6>(weights[1] + place, 64);
+      tile_product_bytes<1, 4, 6>();
+      do_share(share++, unpacked);
+      tile_load<7>(weights[2] + place, 64);
+      tile_product_bytes<2, 4, 7>();
+      do_share(share++, unpacked);
+      tile_load<5>(weights[3] + place, 64);
+      tile_product_bytes<3, 4, 5>();
+      do_share(share++, unpacked);
+    }
+    keep_group(row, now_.k / GROUP + g);
+  }
+
+  // The sums leave the unit and wait.
+  void keep_group(int64_t row, int64_t group) {
     turn_ ^= 1;
-    store_group(sums_[turn_]);
-    int64_t group = now_.k / a_.group + g;
+    tile_store<0>(sums_[turn_][0], 64), tile_store<1>(sums_[turn_][1], 64);
+    tile_store<2>(sums_[turn_][2], 64), tile_store<3>(sums_[turn_][3], 64);
     waiting_.sums = sums_[turn_];
     for (int64_t p = 0; p < QUAD; p++) {
       waiting_.totals[p] = totals_.at(row, now_.panel + p);
@@ -145,35 +184,13 @@ class IntTilePiece {
     waiting_.num_rows = min_of(TILE_ROWS, x_.plan.num_rows - row);
   }
 
-  void multiply(const uint8_t* x, const uint8_t* const (&weights)[QUAD]) {
-    constexpr int LINES = HALVES ? 2 : 4;
-    Fetch fetch = fetch_;
-    zero_sums();
-    for (int64_t place = 0; place < a_.group * PANEL; place += TILE_BYTES) {
-      tile_load<4>(x + place, 64);
-      tile_load<5>(weights[0] + place, 64);
-      tile_product_bytes<0, 4, 5>();
-      fetch_lines<LINES>(fetch);
-      tile_load<6>(weights[1] + place, 64);
-      tile_product_bytes<1, 4, 6>();
-      fetch_lines<LINES>(fetch);
-      tile_load<7>(weights[2] + place, 64);
-      tile_product_bytes<2, 4, 7>();
-      fetch_lines<LINES>(fetch);
-      tile_load<5>(weights[3] + place, 64);
-      tile_product_bytes<3, 4, 5>();
-      fetch_lines<LINES>(fetch);
-    }
-    fetch_ = fetch;
-  }
-
-  static void store_group(int32_t (*sums)[TILE_ROWS][PANEL]) {
-    tile_store<0>(sums[0], 64), tile_store<1>(sums[1], 64);
-    tile_store<2>(sums[2], 64), tile_store<3>(sums[3], 64);
+  void scale_rest() {
+    add_scaled<W>(waiting_, 0, waiting_.num_rows);
+    waiting_.num_rows = 0;
   }
 
   void finish(int64_t row) {
-    add_scaled<W>(waiting_);
+    scale_rest();
     write_tile(a_, row, x_.plan.num_rows, now_, totals_, [&](Lanes sum, int64_t panel) {
       return HALVES ? sum : sum * load((const float*)a_.scales + panel * PANEL);
     });
@@ -184,23 +201,24 @@ class IntTilePiece {
   const Piece& now_;
   UnitSums& totals_;
   QuadWeights weights_;
-  Fetch fetch_;
-  int64_t num_groups_, slots_;
+  QuadFetch fetch_;
+  int64_t num_groups_;
   const bf16* scales_[QUAD] = {};
   GroupSums waiting_ = {};
   int turn_ = 0;
   alignas(64) int32_t sums_[2][QUAD][TILE_ROWS][PANEL];
-  alignas(64) uint8_t bytes_[HALVES ? SLOT_BYTES : 1];
+  alignas(64) uint8_t bytes_[HALVES ? INT_TILE_PASS * PANEL * QUAD : 1];
 };
 
 template <class W>
 void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   QuantisedRows x(num_rows, padded_inputs(a.format, a.num_inputs, a.group), a.group);
-  prepare_strips(run, num_rows, x.plan.padded, [&](int64_t row, int64_t first, int64_t end) {
+  prepare_strips(run, x.plan, [&](int64_t row, int64_t first, int64_t end) {
     quantise_strip<W>(a, x, row, first, end);
   });
   tile_walk(run, x.plan.order(ceil_div(a.num_outputs, PANEL)),
             [&](const Piece& now, const Piece& next, UnitSums& sums) {
-              IntTilePiece<W>(a, x, now, next, sums).compute();
+              a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, sums).compute()
+                             : IntTilePiece<W, 64>(a, x, now, next, sums).compute();
             });
 }

@@ -34,15 +34,11 @@ struct TilePlan {
         pass(num_rows <= TILE_ROWS ? padded : short_pass),
         item_bytes(item_bytes) {}
 
-  int64_t pass_inputs(int64_t k) const { return min_of(pass, padded - k / pass * pass); }
-
-  // Row `row`, input k and what follows in its line of 64 bytes.
-  uint8_t* line(uint8_t* scratch, int64_t row, int64_t k) const {
-    int64_t line_inputs = 64 / item_bytes, start = k / pass * pass;
-    int64_t values = start * row_tiles + row / TILE_ROWS * pass_inputs(k) +
-                     (k - start) / line_inputs * line_inputs;
-    return scratch + values * TILE_ROWS * item_bytes + row % TILE_ROWS * 64 +
-           k % line_inputs * item_bytes;
+  // Row `row` from input k on, where a pass or a tile of inputs begins: 64 bytes of every tile.
+  uint8_t* tiles(uint8_t* scratch, int64_t row, int64_t k) const {
+    int64_t start = k / pass * pass, inputs = min_of(pass, padded - start);
+    int64_t values = start * row_tiles + row / TILE_ROWS * inputs + (k - start);
+    return scratch + values * TILE_ROWS * item_bytes + row % TILE_ROWS * 64;
   }
 
   Order order(int64_t num_panels) const {
@@ -69,15 +65,16 @@ void tile_walk(const Run& run, const Order& order, Compute&& compute) {
   });
 }
 
-// Call prepare(row, first input, end) for all rows, in strips that suit few rows and many.
+// Call prepare(row, first input, end) for all rows, in strips that suit few rows and many and that end
+// where a pass does.
 template <class Prepare>
-void prepare_strips(const Run& run, int64_t num_rows, int64_t padded, Prepare&& prepare) {
+void prepare_strips(const Run& run, const TilePlan& plan, Prepare&& prepare) {
   constexpr int64_t ROWS = 8, INPUTS = 512;
-  int64_t strips = ceil_div(padded, INPUTS);
-  run.pool.each(ceil_div(num_rows, ROWS) * strips, [&](int64_t piece, int) {
-    int64_t k = piece % strips * INPUTS, first = piece / strips * ROWS;
-    for (int64_t m = first; m < min_of(num_rows, first + ROWS); m++)
-      prepare(m, k, min_of(padded, k + INPUTS));
+  int64_t inputs = min_of(plan.pass, INPUTS), strips = ceil_div(plan.padded, inputs);
+  run.pool.each(ceil_div(plan.num_rows, ROWS) * strips, [&](int64_t piece, int) {
+    int64_t k = piece % strips * inputs, first = piece / strips * ROWS;
+    for (int64_t m = first; m < min_of(plan.num_rows, first + ROWS); m++)
+      prepare(m, k, min_of(plan.padded, k + inputs));
   });
 }
 
@@ -92,20 +89,37 @@ struct QuadWeights {
   }
 };
 
-// What is fetched while `now` is computed.
-inline Fetch fetch_of(const LinearArguments& a, const TilePlan& plan, const Piece& now,
-                      const Piece& next) {
-  const Piece& soon = next.num_panels ? next : now;
-  return Fetch(QuadWeights(a, now, plan.padded).panels[0], panel_bytes(a.format, now.num_inputs),
-               QuadWeights(a, soon, plan.padded).panels[0], panel_bytes(a.format, plan.padded), 64,
-               plan.row_tiles);
-}
+// Weights that are wanted soon, a line of every panel at a time, into the second cache: the first one
+// is full of what is multiplied now. One row tile fetches what is AHEAD of it in its piece and then in
+// the next; several share the piece after theirs.
+struct QuadFetch {
+  const uint8_t* from;
+  const uint8_t* end;
+  const uint8_t* next;
+  int64_t stride, row_tiles, credit;
 
-template <int LINES>
-inline void fetch_lines(Fetch& fetch) {
+  QuadFetch(const LinearArguments& a, const TilePlan& plan, const Piece& now, const Piece& after)
+      : stride(panel_bytes(a.format, plan.padded)), row_tiles(plan.row_tiles), credit(0) {
+    const uint8_t* here = QuadWeights(a, now, plan.padded).panels[0];
+    int64_t num_bytes = panel_bytes(a.format, now.num_inputs);
+    next = after.num_panels ? QuadWeights(a, after, plan.padded).panels[0] : here;
+    end = row_tiles == 1 ? here + num_bytes : next;
+    from = row_tiles == 1 && num_bytes > AHEAD ? here + AHEAD : next;
+  }
+
+  // The time of `count` lines has come, once for every row tile.
+  void lines(int64_t count) {
+    for (credit += count; credit >= row_tiles; credit -= row_tiles) {
 #pragma GCC unroll 4
-  for (int i = 0; i < LINES; i++) fetch.step<QUAD>();
-}
+      for (int p = 0; p < QUAD; p++) __builtin_prefetch(from + p * stride, 0, 2);
+      from += 64;
+      if (from == end) from = next;
+    }
+  }
+
+ private:
+  static constexpr int64_t AHEAD = 2048;
+};
 
 // Write finished(sum, panel) of a row tile and a quad.
 template <class Finished>
@@ -117,6 +131,15 @@ void write_tile(const LinearArguments& a, int64_t row, int64_t num_rows, const P
       if (a.bias) sum = sum + load(a.bias + panel * PANEL);
       store_columns(a.out + m * a.num_outputs + panel * PANEL, sum, a.num_outputs - panel * PANEL);
     }
+}
+
+// Ask for the lines of the output that the row tile after `row` writes: there are more of them than
+// of weights, and each is fetched before it is written.
+inline void fetch_output(const LinearArguments& a, int64_t row, int64_t num_rows,
+                         const Piece& piece) {
+  for (int64_t m = row + TILE_ROWS; m < min_of(num_rows, row + 2 * TILE_ROWS); m++)
+    for (int64_t p = 0; p < piece.num_panels; p++)
+      __builtin_prefetch(a.out + m * a.num_outputs + (piece.panel + p) * PANEL, 1, 2);
 }
 
 // Sums of 16 rows and a quad, from one pass to the next.
@@ -133,22 +156,22 @@ inline void zero_sums() { tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_z
 // `count` tiles of inputs more. The order of products is the canonical one: an instruction takes 32
 // inputs and adds their two chains to the sum.
 inline void add_float_tiles(const uint8_t* x, const QuadWeights& weights, int64_t count,
-                            Fetch& ahead) {
-  Fetch fetch = ahead;
+                            QuadFetch& ahead) {
+  QuadFetch fetch = ahead;
   for (int64_t place = 0; place < count * TILE_BYTES; place += TILE_BYTES) {
     tile_load<4>(x + place, 64);
     tile_load<5>(weights.panels[0] + place, 64);
     tile_product_bf16<0, 4, 5>();
-    fetch_lines<4>(fetch);
+    fetch.lines(4);
     tile_load<6>(weights.panels[1] + place, 64);
     tile_product_bf16<1, 4, 6>();
-    fetch_lines<4>(fetch);
+    fetch.lines(4);
     tile_load<7>(weights.panels[2] + place, 64);
     tile_product_bf16<2, 4, 7>();
-    fetch_lines<4>(fetch);
+    fetch.lines(4);
     tile_load<5>(weights.panels[3] + place, 64);
     tile_product_bf16<3, 4, 5>();
-    fetch_lines<4>(fetch);
+    fetch.lines(4);
   }
   ahead = fetch;
 }
@@ -156,12 +179,14 @@ inline void add_float_tiles(const uint8_t* x, const QuadWeights& weights, int64_
 inline void float_tile_piece(const LinearArguments& a, const TilePlan& plan, const Piece& now,
                              const Piece& next, UnitSums& sums) {
   QuadWeights weights(a, now, plan.padded);
-  Fetch fetch = fetch_of(a, plan, now, next);
+  QuadFetch fetch(a, plan, now, next);
+  bool is_last = now.k + now.num_inputs == plan.padded;
   for (int64_t row = 0; row < plan.num_rows; row += TILE_ROWS) {
+    if (is_last) fetch_output(a, row, plan.num_rows, now);
     now.k == 0 ? zero_sums() : load_sums(sums, row, now.panel);
-    add_float_tiles(plan.line(a.scratch, row, now.k), weights, now.num_inputs / BLOCK, fetch);
+    add_float_tiles(plan.tiles(a.scratch, row, now.k), weights, now.num_inputs / BLOCK, fetch);
     store_sums(sums, row, now.panel);
-    if (now.k + now.num_inputs == plan.padded)
+    if (is_last)
       write_tile(a, row, plan.num_rows, now, sums, [](Lanes sum, int64_t) { return sum; });
   }
 }
@@ -170,16 +195,18 @@ inline void float_tile_piece(const LinearArguments& a, const TilePlan& plan, con
 inline void round_row(const LinearArguments& a, const TilePlan& plan, int64_t row, int64_t first,
                       int64_t end) {
   const float* x = a.x + row * a.num_inputs;
+  uint8_t* tiles = plan.tiles(a.scratch, row, first);
   for (int64_t k = first; k < end; k += 16) {
     int64_t count = a.num_inputs - k;
     Lanes values = count >= 16 ? load(x + k) : load_part(x + k, count, 0.0f);
-    store_bf16((bf16*)plan.line(a.scratch, row, k), values);
+    store_bf16((bf16*)tiles + k % BLOCK, values);
+    if (k % BLOCK) tiles += TILE_BYTES;
   }
 }
 
 inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   TilePlan plan(num_rows, padded_inputs(a.format, a.num_inputs, 0), 256, sizeof(bf16));
-  prepare_strips(run, num_rows, plan.padded, [&](int64_t row, int64_t first, int64_t end) {
+  prepare_strips(run, plan, [&](int64_t row, int64_t first, int64_t end) {
     round_row(a, plan, row, first, end);
   });
   tile_walk(run, plan.order(ceil_div(a.num_outputs, PANEL)),
