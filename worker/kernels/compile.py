@@ -34,6 +34,8 @@ FLAGS = (
     "-ffp-contract=off",  # a product and a sum stay two roundings unless a kernel says fma
 )
 LINK_FLAGS = ("-shared", "-pthread")
+SLIM = ("-fno-asynchronous-unwind-tables", *(("-Wl,-s",) if sys.platform == "linux" else ()))
+"""Nobody but a debugger or a sanitizer unwinds through the kernels, or asks for their names."""
 
 
 class CompileError(Exception):
@@ -53,14 +55,14 @@ def find_compiler(preferred: str = "") -> tuple[str, ...]:
 def library_name(compiler: Sequence[str], flags: Sequence[str] = ()) -> str:
     """Return millrace-<hash>.so: sources, flags and the compiler's own name for its version."""
     shown = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *LINK_FLAGS, *flags)).encode())
+    digest = hashlib.sha256(" ".join((*compiler, *flags)).encode())
     digest.update(shown.stdout.encode())
     return f"millrace-{sources_hash(digest.hexdigest())}.so"
 
 
 def sources_hash(salt: str = "") -> str:
-    """Hash all sources and headers."""
-    digest = hashlib.sha256(salt.encode())
+    """Hash all sources, headers and flags."""
+    digest = hashlib.sha256(" ".join((salt, *FLAGS, *LINK_FLAGS, *SLIM)).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -110,6 +112,8 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
 
 def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> None:
     """Compile every source beside the others, then link."""
+    if not any(word.startswith(("-g", "-fsanitize")) for word in (*compiler, *flags)):
+        flags = (*flags, *SLIM)
 
     def one(source: Path) -> str:
         out = target.parent / f"{source.stem}.o"

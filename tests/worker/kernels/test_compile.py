@@ -57,6 +57,15 @@ def test_the_name_follows_sources_flags_and_compiler(
     assert len({plain, changed, library_name([fake[0]])}) == 3
 
 
+@pytest.mark.parametrize("option", ["-g", "-fsanitize=address", ""])
+def test_only_who_looks_into_the_library_gets_its_symbols(
+    fake: tuple[str, Path], tmp_path: Path, option: str
+) -> None:
+    compile_library(tmp_path / "cache", f"{fake[0]} {option}")
+    slim = [compiling.SLIM[0] in line for line in fake[1].read_text().splitlines()]
+    assert slim == [not option] * len(slim)
+
+
 def test_a_preferred_compiler_comes_first_and_none_is_an_error(
     fake: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
