@@ -221,6 +221,16 @@ def prefill_row(model: Model, speeds: floors.Speeds, tokens: int, repeat: int) -
     }  # fmt: skip
 
 
+def first_gpu() -> Gpu:
+    """Return this machine's first device; end the program where there is none."""
+    from worker.backends.cuda_device import CupyGpu, GpuMissing
+
+    try:
+        return CupyGpu()
+    except GpuMissing as error:
+        raise SystemExit(str(error)) from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-1.5b")
@@ -234,12 +244,7 @@ def main() -> None:
     parser.add_argument("--matrix-rounds", type=int, default=256)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    from worker.backends.cuda_device import CupyGpu, GpuMissing
-
-    try:
-        gpu = CupyGpu()
-    except GpuMissing as error:
-        raise SystemExit(str(error)) from error
+    gpu = first_gpu()
     facts = {
         "device": gpu.name, "shape": args.shape, "quantization": args.quantization,
         "kernels": sources_hash(),

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bench.gpu import BLOCK_SIZE, SHAPES, Model
+from bench.gpu import BLOCK_SIZE, SHAPES, Model, first_gpu
 from worker.backends.gpu import Gpu, Mark
 
 WORKER_NEEDS = ("msgspec", "google.protobuf")
@@ -108,12 +108,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    from worker.backends.cuda_device import CupyGpu, GpuMissing
-
-    try:
-        gpu = CupyGpu()
-    except GpuMissing as error:
-        raise SystemExit(str(error)) from error
+    gpu = first_gpu()
     for batch in args.batch:
         row = overhead_row(gpu, args.shape, batch, args.context, args.steps)
         row = {"device": gpu.name, "shape": args.shape} | row
