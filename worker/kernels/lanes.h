@@ -26,10 +26,8 @@ inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Lanes square_root(Lanes a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Lanes round_even(Lanes a) { return {_mm512_roundscale_ps(a.v, 8)}; }
-inline Lanes times_power(Lanes a, Lanes n) {
-  __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-  return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(_mm512_slli_epi32(e, 23)))};
-}
+// a · 2^n for whole n, -150 .. 128. Other levels take two steps: neither end is an exponent.
+inline Lanes times_power(Lanes a, Lanes n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline Lanes load_bf16(const bf16* p) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -55,6 +53,10 @@ inline __m512i words_of_bf16(Lanes a) {
 }
 inline void store_bf16(bf16* p, Lanes a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(words_of_bf16(a), 16)));
+}
+inline void store_bf16_pairs(bf16* p, Lanes even, Lanes odd) {
+  __m512i high = _mm512_and_si512(words_of_bf16(odd), _mm512_set1_epi32(int(0xffff0000)));
+  _mm512_storeu_si512(p, _mm512_or_si512(_mm512_srli_epi32(words_of_bf16(even), 16), high));
 }
 inline Lanes nearest_bf16(Lanes a) {
   __m512i high = _mm512_set1_epi32(int(0xffff0000));
@@ -99,13 +101,14 @@ inline Lanes smaller(Lanes a, Lanes b) {
 }
 inline Lanes square_root(Lanes a) { return {_mm256_sqrt_ps(a.v), _mm256_sqrt_ps(a.w)}; }
 inline Lanes round_even(Lanes a) { return {_mm256_round_ps(a.v, 8), _mm256_round_ps(a.w, 8)}; }
-inline __m256 power(__m256 n) {
-  __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+inline __m256 power(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
-inline Lanes times_power(Lanes a, Lanes n) {
-  return {_mm256_mul_ps(a.v, power(n.v)), _mm256_mul_ps(a.w, power(n.w))};
+inline __m256 times_power(__m256 a, __m256 n) {
+  __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(a, power(half)), power(_mm256_sub_epi32(whole, half)));
 }
+inline Lanes times_power(Lanes a, Lanes n) { return {times_power(a.v, n.v), times_power(a.w, n.w)}; }
 inline __m256 widen_bf16(const bf16* p) {
   __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -136,6 +139,13 @@ inline __m256i rounded_bf16(__m256 a) {
 inline void store_bf16(bf16* p, Lanes a) {
   __m256i packed = _mm256_packus_epi32(rounded_bf16(a.v), rounded_bf16(a.w));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline __m256i bf16_pairs(__m256 even, __m256 odd) {
+  return _mm256_or_si256(rounded_bf16(even), _mm256_slli_epi32(rounded_bf16(odd), 16));
+}
+inline void store_bf16_pairs(bf16* p, Lanes even, Lanes odd) {
+  _mm256_storeu_si256((__m256i*)p, bf16_pairs(even.v, odd.v));
+  _mm256_storeu_si256((__m256i*)(p + 16), bf16_pairs(even.w, odd.w));
 }
 inline __m256 nearest_bf16(__m256 a) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(rounded_bf16(a), 16));
@@ -172,7 +182,8 @@ inline Lanes smaller(Lanes a, Lanes b) { EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.
 inline Lanes square_root(Lanes a) { EACH_LANE(__builtin_sqrtf(a.v[i])); }
 inline Lanes round_even(Lanes a) { EACH_LANE(__builtin_rintf(a.v[i])); }
 inline Lanes times_power(Lanes a, Lanes n) {
-  EACH_LANE(a.v[i] * from_bits(uint32_t(int32_t(n.v[i]) + 127) << 23));
+  auto power = [](int32_t e) { return from_bits(uint32_t(e + 127) << 23); };
+  EACH_LANE(a.v[i] * power(int32_t(n.v[i]) >> 1) * power(int32_t(n.v[i]) - (int32_t(n.v[i]) >> 1)));
 }
 inline Lanes load_bf16(const bf16* p) { EACH_LANE(from_bf16(p[i])); }
 inline Lanes load_f16(const f16* p) { EACH_LANE(from_f16(p[i])); }
@@ -180,6 +191,9 @@ inline Lanes even_bf16(const bf16* p) { EACH_LANE(from_bf16(p[2 * i])); }
 inline Lanes odd_bf16(const bf16* p) { EACH_LANE(from_bf16(p[2 * i + 1])); }
 inline void store_bf16(bf16* p, Lanes a) {
   for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
+}
+inline void store_bf16_pairs(bf16* p, Lanes even, Lanes odd) {
+  for (int i = 0; i < 16; i++) p[2 * i] = to_bf16(even.v[i]), p[2 * i + 1] = to_bf16(odd.v[i]);
 }
 inline Lanes nearest_bf16(Lanes a) { EACH_LANE(from_bf16(to_bf16(a.v[i]))); }
 inline Lanes power_of_low_bits(Lanes a) { EACH_LANE(from_bits((to_bits(a.v[i]) << 23) + (127u << 23))); }
@@ -240,9 +254,7 @@ inline Lanes exponential_of_rest(Lanes x, Lanes n) {
 inline Lanes exponential(Lanes x) {
   x = smaller(splat(89.0f), larger(splat(-104.0f), x));
   Lanes n = round_even(x * splat(1.44269504088896341f));
-  Lanes p = exponential_of_rest(x, n);
-  Lanes half = round_even(n * splat(0.5f));  // 2^n in two steps: n itself may be 128
-  return times_power(times_power(p, half), n - half);
+  return times_power(exponential_of_rest(x, n), n);
 }
 
 // The same for x <= 0, with half the work; never below e^-87, which adds nothing to a sum that 1 is

@@ -13,15 +13,15 @@ struct Run {
 
 using Kernel = void (*)(const Run&, const Op&);
 
-constexpr int64_t ROWS_PER_PIECE = 2;
-
-// Call row(t) for every row the operator runs over.
+// Call row(t) for every row the operator runs over. Of many rows a thread takes sixteen, so that the
+// keys of a prompt's page are written by one.
 template <class Row>
 void each_row(const Run& run, const Op& op, Row&& row) {
   int64_t count = run.step.count(op.rows);
-  run.pool.each(ceil_div(count, ROWS_PER_PIECE), [&](int64_t piece, int) {
-    int64_t stop = min_of(count, (piece + 1) * ROWS_PER_PIECE);
-    for (int64_t t = piece * ROWS_PER_PIECE; t < stop; t++) row(t);
+  int64_t rows = max_of(2, min_of(16, count / (8 * run.pool.num_threads())));
+  run.pool.each(ceil_div(count, rows), [&](int64_t piece, int) {
+    int64_t stop = min_of(count, (piece + 1) * rows);
+    for (int64_t t = piece * rows; t < stop; t++) row(t);
   });
 }
 

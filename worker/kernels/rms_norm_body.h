@@ -1,29 +1,39 @@
 // RMS norms, once per level. The mean is one sum over a row, in an order that depends on its width
 // alone: four chains of lanes in turn, added, then the tree of `sum`.
 
-inline Lanes load_row(const float* x, int64_t k, int64_t width) {
-  return k + 16 <= width ? load(x + k) : load_part(x + k, width - k, 0.0f);
+inline Lanes load_row(const float* x, int64_t count) {
+  return count >= 16 ? load(x) : load_part(x, count, 0.0f);
 }
-inline void store_row(float* out, int64_t k, int64_t width, Lanes a) {
-  k + 16 <= width ? store(out + k, a) : store_part(out + k, a, width - k);
+inline void store_row(float* out, Lanes a, int64_t count) {
+  count >= 16 ? store(out, a) : store_part(out, a, count);
 }
 
-// 1 / sqrt(mean(x²) + eps)
-inline float inverse_rms(const float* x, int64_t width, double eps) {
+// out = x / sqrt(mean(x²) + eps) * weight. `first(k, n)` gives the n values of x from column k on and
+// is asked once; `again(k, n)` gives the same afterwards.
+template <class First, class Again>
+void norm_row(First&& first, Again&& again, const float* weight, float* out, int64_t width,
+              double eps) {
   Lanes chains[4] = {zero(), zero(), zero(), zero()};
-  for (int64_t k = 0; k < width; k += 64)
-    for (int64_t c = 0; c < 4 && k + c * 16 < width; c++) {
-      Lanes a = load_row(x, k + c * 16, width);
-      chains[c] = fma(a, a, chains[c]);
-    }
+  auto add = [&](int64_t k, int64_t n, int c) __attribute__((always_inline)) {
+    Lanes a = first(k, n);
+    chains[c] = fma(a, a, chains[c]);
+  };
+  int64_t k = 0;
+  for (; k + 64 <= width; k += 64)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) add(k + c * 16, 16, c);
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++, k += 16)
+    if (k < width) add(k, width - k, c);
   float total = sum((chains[0] + chains[1]) + (chains[2] + chains[3]));
-  return 1.0f / __builtin_sqrtf(total / float(width) + float(eps));
+  Lanes scale = splat(1.0f / __builtin_sqrtf(total / float(width) + float(eps)));
+  for (k = 0; k + 16 <= width; k += 16) store(out + k, again(k, 16) * scale * load(weight + k));
+  if (k < width)
+    store_row(out + k, again(k, width - k) * scale * load_row(weight + k, width - k), width - k);
 }
-
 inline void norm_row(const float* x, const float* weight, float* out, int64_t width, double eps) {
-  Lanes scale = splat(inverse_rms(x, width, eps));
-  for (int64_t k = 0; k < width; k += 16)
-    store_row(out, k, width, load_row(x, k, width) * scale * load_row(weight, k, width));
+  auto read = [&](int64_t k, int64_t n) __attribute__((always_inline)) { return load_row(x + k, n); };
+  norm_row(read, read, weight, out, width, eps);
 }
 
 void rms_norm(const Run& run, const Op& op) {
@@ -38,9 +48,15 @@ void add_rms_norm(const Run& run, const Op& op) {
   each_row(run, op, [&](int64_t t) {
     const float *x = a.x + t * a.width, *residual = a.residual + t * a.width;
     float* sum = a.sum + t * a.width;
-    for (int64_t k = 0; k < a.width; k += 16)
-      store_row(sum, k, a.width, load_row(x, k, a.width) + load_row(residual, k, a.width));
-    norm_row(sum, a.weight, a.out + t * a.width, a.width, a.eps);
+    auto read = [&](int64_t k, int64_t n) __attribute__((always_inline)) {
+      Lanes total = load_row(x + k, n) + load_row(residual + k, n);
+      store_row(sum + k, total, n);
+      return total;
+    };
+    auto again = [&](int64_t k, int64_t n) __attribute__((always_inline)) {
+      return load_row(sum + k, n);
+    };
+    norm_row(read, again, a.weight, a.out + t * a.width, a.width, a.eps);
   });
 }
 

@@ -46,11 +46,7 @@ inline void gather_key(const bf16* part, bf16* row, int64_t place, const Block& 
 }
 
 inline void store_run(float* p, Lanes a, Lanes b) { store(p, a), store(p + 16, b); }
-inline void store_run(bf16* p, Lanes a, Lanes b) {
-  bf16 low[16], high[16];
-  store_bf16(low, a), store_bf16(high, b);
-  for (int i = 0; i < 16; i++) p[2 * i] = low[i], p[2 * i + 1] = high[i];
-}
+inline void store_run(bf16* p, Lanes a, Lanes b) { store_bf16_pairs(p, a, b); }
 
 template <class Item>
 void store_value(const float* v, Item* out, int64_t width) {

@@ -2,12 +2,6 @@
 #include "operands.h"
 #include "program.h"
 
-namespace millrace {
-
-static constexpr int64_t SILU_PIECE = 4096;
-
-}  // namespace millrace
-
 #define KERNEL_BODY "silu_mul_body.h"
 #include "each_level.h"
 

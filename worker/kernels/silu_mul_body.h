@@ -13,13 +13,15 @@ inline void gate(const float* g, const float* u, float* out, int64_t count) {
   store_part(out + k, left, count - k);
 }
 
-// Rows are cut as well: one row of a decoding step is work for every thread.
+// Few rows are cut: one row of a decoding step is work for every thread.
 void silu_mul(const Run& run, const Op& op) {
   auto a = op.as<SiluMulArguments>();
-  int64_t cuts = ceil_div(a.width, SILU_PIECE);
-  run.pool.each(run.step.count(op.rows) * cuts, [&](int64_t piece, int) {
-    int64_t t = piece / cuts, k = piece % cuts * SILU_PIECE;
+  int64_t rows = run.step.count(op.rows), cuts = ceil_div(2 * run.pool.num_threads(), rows);
+  int64_t size = ceil_div(ceil_div(a.width, cuts), 16) * 16;
+  cuts = ceil_div(a.width, size);
+  run.pool.each(rows * cuts, [&](int64_t piece, int) {
+    int64_t t = piece / cuts, k = piece % cuts * size;
     const float* row = a.gate_up + t * 2 * a.width + k;
-    gate(row, row + a.width, a.out + t * a.width + k, min_of(SILU_PIECE, a.width - k));
+    gate(row, row + a.width, a.out + t * a.width + k, min_of(size, a.width - k));
   });
 }

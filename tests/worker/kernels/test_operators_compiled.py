@@ -108,6 +108,14 @@ def test_silu_of_extremes() -> None:
     assert got[:3].tolist() == [0, 2000, 0] and np.isnan(got[3:]).all()
 
 
+def test_silu_where_the_exponential_leaves_the_floats() -> None:
+    gate = np.concatenate([np.linspace(-110, -80, 500), np.linspace(80, 110, 500)])
+    x = np.concatenate([gate, np.full(1000, 1e30)]).astype(np.float32)[None]
+    got = everywhere(lambda ops: ops.silu_mul(given(x)), batch_of(1))
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(got, silu_mul_reference(x), rtol=2e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("form", ["f32", "bf16"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (3, 2, 80), (7, 1, 16)])
 def test_rope(heads: int, kv_heads: int, head_dim: int, form: str) -> None:
