@@ -17,7 +17,7 @@ from api_gateway.messages import RESERVED_KWARGS
 from protos import limits
 
 Schema = dict[str, Any]
-ERRORS = (400, 401, 403, 404, 408, 413, 422, 429, 431, 499, 500, 503, 504)
+ERRORS = (400, 401, 403, 404, 408, 413, 422, 429, 431, 499, 500, 503)
 REF = "#/components/schemas/{name}"
 
 

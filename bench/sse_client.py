@@ -25,7 +25,6 @@ class Outcome:
     status: int = 0
     arrivals: list[float] = field(default_factory=list)
     """When each read with at least one event came in."""
-    num_events: int = 0
     num_tokens: int = 0
     done: bool = False
     tail: bytes = b""
@@ -56,9 +55,8 @@ class EventStream(asyncio.Protocol):
         outcome = self.outcome
         if not outcome.status:
             outcome.status = int(chunk.split(b" ", 2)[1])
-        if events := chunk.count(b"data: "):
+        if b"data: " in chunk:
             outcome.arrivals.append(time.monotonic())
-            outcome.num_events += events
         outcome.tail = (outcome.tail + chunk)[-2048:]
         if b"data: [DONE]" in outcome.tail:
             outcome.done = True

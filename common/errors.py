@@ -11,8 +11,7 @@ ServiceError
 ├── Overloaded         429  a queue or quota is full; `retry_after_s` says when to come back
 ├── Cancelled          499  the client is gone, or asked to cancel
 ├── Internal           500  our fault
-├── Unavailable        503  loading, draining, or the tier below is gone
-└── StepTimeout        504  the engine makes no progress
+└── Unavailable        503  loading, draining, or the tier below is gone
 """
 
 from __future__ import annotations
@@ -94,10 +93,6 @@ class Internal(ServiceError):
 
 class Unavailable(ServiceError):
     http_status, openai_type, default_code = 503, "unavailable_error", "unavailable"
-
-
-class StepTimeout(ServiceError):
-    http_status, openai_type, default_code = 504, "timeout_error", "step_timeout"
 
 
 BY_KIND: dict[str, type[ServiceError]] = {

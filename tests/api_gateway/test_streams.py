@@ -95,7 +95,7 @@ async def test_a_stream_and_a_whole_reply_say_the_same(client: httpx.AsyncClient
         (IGNORED, {"kind": "Overloaded", "message": "full", "retry_after_ms": 2500}, 429),
         (IGNORED, {"kind": "Unprocessable", "message": "template", "param": "messages"}, 422),
         (ERROR, {"kind": "Internal", "message": "broken"}, 500),
-        (ERROR, {"kind": "StepTimeout", "message": "stuck"}, 504),
+        (ERROR, {"kind": "Unavailable", "message": "stuck"}, 503),
         (ERROR, {"kind": "nonsense", "message": "?"}, 500),
         (DEADLINE, {"kind": "DeadlineExceeded", "message": "late"}, 408),
         (ABORTED, {}, 499),

@@ -56,10 +56,6 @@ class Program(Generic[Out]):
     def records(self) -> list[Record]:
         return self._recording.records
 
-    @property
-    def arena_bytes(self) -> int:
-        return len(self._arena)
-
     def run(self, batch: Batch) -> Out:
         """Return the float32 results [rows, width]; valid until the next run."""
         counts = counts_of(batch)
