@@ -27,7 +27,7 @@ from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.health import Health
-from api_gateway.listening import PortTaken, listen
+from api_gateway.listening import listen
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.openapi import OpenApi
 from api_gateway.pipeline import Pipeline
@@ -40,6 +40,7 @@ from api_gateway.text_calls import TextCalls
 from api_gateway.ui_files import UiFiles
 from api_gateway.watch import Watch
 from common import logs
+from common.errors import PortTaken
 from common.metrics import serve
 from common.settings import SettingsError, load_or_exit
 
@@ -158,9 +159,6 @@ def main() -> None:
         serve(settings.metrics_host, settings.metrics_port, gateway.metrics.registry, reasons)
     except (SettingsError, PortTaken) as error:
         sys.exit(f"gateway: {error}")
-    except OSError as error:
-        where = f"{settings.metrics_host}:{settings.metrics_port}"
-        sys.exit(f"gateway: metrics port {where} cannot be used: {error.strerror}")
     uvloop.run(run(gateway, sock))
 
 

@@ -60,7 +60,7 @@ class KeyFile:
         try:
             self._mtime_ns = path.stat().st_mtime_ns
             self._keys = parse_keys(path.read_text())
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"api_key_file: {error}") from error
 
     def tenant_of(self, headers: Mapping[bytes, bytes]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from api_gateway.sessions import Choice
 from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
 from common.rpc import channel, resolve
-from common.settings import SettingsError
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
 from protos.tokenizer_pb2 import CancelRequest, TextMessage
 from protos.tokenizer_pb2_grpc import TokenizerStub
@@ -63,10 +61,7 @@ class TextClients:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Begin to connect; returns at once, whoever is up. SettingsError for a bad address."""
-        for address in filter(None, map(str.strip, self._tokenizers.split(","))):
-            if not re.fullmatch(r".+:\d{1,5}", address):
-                raise SettingsError(f"gateway: tokenizers has {address!r}, not host:port")
+        """Begin to connect; returns at once, whoever is up."""
         self._resolver = asyncio.create_task(self._keep_resolving())
 
     async def close(self) -> None:

@@ -12,14 +12,11 @@ import time
 from http.client import HTTPConnection, HTTPException
 
 from api_gateway.health import SERVICE
+from common.errors import PortTaken
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 2**18  # what a client that reads nothing can have waiting in the kernel
 SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
-
-
-class PortTaken(Exception):
-    """Another program has the port."""
 
 
 def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.settings import ADDRESSES
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Read by common.settings.load(Settings, "gateway")."""
@@ -20,7 +22,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, Meta(description="side port: /metrics /live /ready; 0 picks one", ge=0, le=65535)
     ] = 8001
     tokenizers: Annotated[
-        str, Meta(description="comma list of host:port; a name may stand for many replicas")
+        str,
+        Meta(
+            description="comma list of host:port; a name may stand for many replicas",
+            pattern=ADDRESSES,
+        ),
     ] = "127.0.0.1:7100"
     api_key_file: Annotated[
         str, Meta(description="lines `sha256hex tenant [name]`; empty = no keys asked")

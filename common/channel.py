@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
+from common.errors import PortTaken
+
 In = TypeVar("In")
 
 
@@ -53,7 +55,11 @@ class Router(Generic[In]):
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.bind(address)
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.socket.close()
+            raise PortTaken(f"{address} cannot be listened on: {error.strerror}") from error
         self.address = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(kinds).decode

@@ -19,6 +19,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+class PortTaken(Exception):
+    """A process cannot listen where it is told to; the message names the address."""
+
+
 class ServiceError(Exception):
     """Root of the tree. `message` says what, which value, and what is allowed."""
 

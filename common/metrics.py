@@ -16,6 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from common.errors import PortTaken
+
 Readiness = Callable[[], list[str]]
 """Returns the reasons why this process is not ready; empty means ready."""
 
@@ -58,7 +60,10 @@ def exposition(registry: CollectorRegistry) -> tuple[bytes, str]:
 
 
 def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness) -> int:
-    """Serve /metrics, /live and /ready in a daemon thread; return the port (0 picks one)."""
+    """Serve /metrics, /live and /ready in a daemon thread; return the port (0 picks one).
+
+    Raises PortTaken.
+    """
 
     class Door(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -86,7 +91,10 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
         def log_message(self, format: str, *args: object) -> None:
             pass  # a scrape is not news
 
-    server = ThreadingHTTPServer((host, port), Door)
+    try:
+        server = ThreadingHTTPServer((host, port), Door)
+    except OSError as error:
+        raise PortTaken(f"metrics port {host}:{port} cannot be used: {error.strerror}") from error
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(None,), name="metrics", daemon=True).start()
     return int(server.server_address[1])

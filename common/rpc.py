@@ -7,6 +7,8 @@ import socket
 
 import grpc
 
+from common.errors import PortTaken
+
 MAX_MESSAGE_BYTES = 64 * 2**20
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -42,8 +44,11 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 async def start_server(server: grpc.aio.Server, address: str) -> int:
-    """Bind and start `server`; return the port. Raises RuntimeError when the port is taken."""
-    port = server.add_insecure_port(address)
+    """Bind and start `server`; return the port. Raises PortTaken."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:  # it does not say why
+        raise PortTaken(f"{address} cannot be listened on: is the port taken?") from error
     await server.start()
     return port
 

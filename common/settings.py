@@ -20,6 +20,10 @@ import yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+ADDRESS = r"[^\s,]+:\d{1,5}"
+ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
+"""Patterns of fields that name host:port, and several of them."""
+
 
 class SettingsError(Exception):
     """A setting is unknown, missing, or of the wrong type or range."""

@@ -12,6 +12,7 @@ import time
 import zmq
 
 from common import logs, metrics, rpc
+from common.errors import PortTaken
 from common.settings import SettingsError, load_or_exit
 from engine_core.front import Front
 from engine_core.metrics import PhaseTimes, register
@@ -103,7 +104,10 @@ def main() -> None:
         tenants = read_tenants(settings.tenant_limits)
     except SettingsError as error:
         sys.exit(f"settings: engine: {error}")
-    asyncio.run(serve(settings, tenants))
+    try:
+        asyncio.run(serve(settings, tenants))
+    except PortTaken as error:
+        sys.exit(f"engine: {error}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def read_tenants(path: str) -> dict[str, TenantLimits]:
         return {}
     try:
         return parse(Path(path).read_text())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"tenant_limits: {error}") from error
 
 

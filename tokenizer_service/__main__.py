@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from common import logs, metrics, rpc
+from common.errors import PortTaken
 from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
@@ -42,8 +43,12 @@ def main() -> None:
         replay_timeout_s=settings.replay_timeout_s,
         on_engine_state=states.tell,
     )
-    metrics.serve(settings.metrics_host, settings.metrics_port, registry, pipeline.seats.reasons)
-    asyncio.run(serve(settings, model, pipeline, states))
+    reasons = pipeline.seats.reasons
+    try:
+        metrics.serve(settings.metrics_host, settings.metrics_port, registry, reasons)
+        asyncio.run(serve(settings, model, pipeline, states))
+    except PortTaken as error:
+        sys.exit(f"tokenizer: {error}")
 
 
 async def serve(

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.settings import ADDRESSES
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the text tier."""
@@ -23,7 +25,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 7101
     engines: Annotated[
         str,
-        Meta(description="comma list of host:port of engine fronts; names are resolved every 2 s"),
+        Meta(
+            description="comma list of host:port of engine fronts; names are resolved every 2 s",
+            pattern=ADDRESSES,
+        ),
     ] = "127.0.0.1:7200"
     replay_timeout_s: Annotated[
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)

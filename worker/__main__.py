@@ -13,6 +13,7 @@ from pathlib import Path
 import zmq
 
 from common import logs
+from common.errors import PortTaken
 from common.metrics import new_registry, serve
 from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
@@ -37,12 +38,12 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         server.run()
-    except (ModelFolderError, ValueError, OSError) as error:
+    except (ModelFolderError, PortTaken, ValueError, OSError) as error:
         sys.exit(f"worker: {error}")
 
 
 def build_server(settings: Settings) -> WorkerServer:
-    """Join the parts; raise ModelFolderError, ValueError or OSError (port) for what cannot work."""
+    """Join the parts; raise ModelFolderError, PortTaken or ValueError for what cannot work."""
     folder = Path(settings.model)
     given = settings.kv_cache_memory
     asked = parse_size("kv_cache_memory", given) if given else None

@@ -7,14 +7,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.settings import ADDRESS
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only `__main__` sees this object: everything below receives values."""
 
     model: Annotated[str, Meta(description="model folder: config.json and safetensors")]
-    engine: Annotated[str, Meta(description="host:port of the engine's registry for workers")] = (
-        "127.0.0.1:7202"
-    )
+    engine: Annotated[
+        str,
+        Meta(description="host:port of the engine's registry for workers", pattern=f"^{ADDRESS}$"),
+    ] = "127.0.0.1:7202"
     device: Annotated[str, Meta(description="cpu or cuda", pattern="^(cpu|cuda)$")] = "cpu"
     dtype: Annotated[
         str,

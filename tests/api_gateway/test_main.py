@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from api_gateway.listening import PortTaken, listen
+from api_gateway.listening import listen
+from common.errors import PortTaken
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +106,11 @@ def test_an_exclusive_port_is_refused() -> None:
 
 
 def test_bad_settings_end_in_one_line() -> None:
-    for option, word in (("--port=x", "port"), ("--nonsense=1", "nonsense")):
+    for option, word in (
+        ("--port=x", "port"),
+        ("--nonsense=1", "nonsense"),
+        ("--tokenizers=x", "tokenizers"),
+    ):
         process = start(option)
         error = process.communicate(timeout=20)[1]
         assert process.returncode == 1 and word in error and error.count("\n") == 1

@@ -345,6 +345,7 @@ def test_the_process_serves_and_ends_on_sigterm(engine: FakeEngine, tiny_folder:
         (["--model=/nowhere"], "/nowhere/config.json"),
         (["--model=/nowhere", "--kv-cache-memory=lots"], "kv_cache_memory is 'lots'"),
         (["--model=/nowhere", "--colour=red"], "colour"),
+        (["--model=/nowhere", "--engine=here"], "$.engine"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
