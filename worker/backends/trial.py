@@ -28,6 +28,10 @@ NUM_TOKENS = 40
 """Three blocks of keys; whole and broken tiles of rows."""
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
 WIDTH = NUM_HEADS * HEAD_DIM
+LINEAR_ROWS = (8, NUM_TOKENS)
+"""Few rows and many go through the weights in different ways."""
+NUM_INPUTS, NUM_OUTPUTS = 384, 76
+"""More than one pass; panels that fill no tile, and columns that fill no panel."""
 
 
 class One(NamedTuple):
@@ -60,10 +64,11 @@ def differences(found: dict[str, Floats], expected: dict[str, Floats]) -> list[s
 
 
 def results(library: Library, level: Level) -> dict[str, Floats]:
-    """Return the trial's results at a level: float32 [NUM_TOKENS, WIDTH] by operator."""
+    """Return the trial's results at a level: float32 [rows, width] by operator."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((NUM_TOKENS, WIDTH), dtype=np.float32)
-    weight = rng.standard_normal((WIDTH, WIDTH), dtype=np.float32)
+    x = rng.standard_normal((NUM_TOKENS, NUM_INPUTS), dtype=np.float32)
+    weight = rng.standard_normal((NUM_OUTPUTS, NUM_INPUTS), dtype=np.float32)
+    q = rng.standard_normal((NUM_TOKENS, WIDTH), dtype=np.float32)
     rounded = (rng.standard_normal((2, 3, 16, NUM_KV_HEADS, HEAD_DIM), dtype=np.float32)
                .view(np.uint32) >> 16).astype(np.uint16)  # fmt: skip
     pages = LayerPages(*rounded)
@@ -71,23 +76,25 @@ def results(library: Library, level: Level) -> dict[str, Floats]:
     for form in (Format.BF16, Format.INT8, Format.INT4):
         ops = CpuBackend(library, level, form, num_threads=1)
         packed = ops.pack_linear([weight])
-        multiply = partial(ops.linear, _given(x), packed)
-        found[f"linear {form.name.lower()}"] = _run(ops, multiply)
-    found["attention"] = _run(ops, lambda: ops.paged_attention(_given(x), StepInputs(), pages))
+        for rows in LINEAR_ROWS:
+            multiply = partial(ops.linear, _given(x[:rows]), packed)
+            found[f"linear {form.name.lower()} x {rows}"] = _run(ops, multiply, rows)
+    attend = partial(ops.paged_attention, _given(q), StepInputs(), pages)
+    found["attention"] = _run(ops, attend, NUM_TOKENS)
     return found
 
 
 def _given(x: Floats) -> Buffer:
-    return Buffer(Rows.TOKENS, WIDTH, given=x)
+    return Buffer(Rows.TOKENS, x.shape[1], given=x)
 
 
-def _run(ops: CpuBackend, operator: Callable[[], Buffer]) -> Floats:
-    tokens = np.arange(NUM_TOKENS, dtype=np.int32)
+def _run(ops: CpuBackend, operator: Callable[[], Buffer], num_tokens: int) -> Floats:
+    tokens = np.arange(num_tokens, dtype=np.int32)
     batch = Batch(
         token_ids=tokens,
         positions=tokens,
         cells=tokens,
-        query_starts=np.array([0, NUM_TOKENS], np.int32),
+        query_starts=np.array([0, num_tokens], np.int32),
         block_tables=np.arange(3, dtype=np.int32)[None],
         logit_rows=tokens,
         state_rows=tokens,

@@ -14,7 +14,8 @@ class TileProducts {
 
   void score(const uint32_t* const* panels, int64_t num_groups, Ahead* ahead, float* scores) {
     if (num_rows_ < MIN_UNIT_ROWS) return vectors_.score(panels, num_groups, ahead, scores);
-    for (int64_t g = 0; g < num_groups; g++) score_group(panels[g], ahead, scores + g * GROUP);
+    num_rows_ > UNIT_ROWS ? score_groups<true>(panels, num_groups, ahead, scores)
+                          : score_groups<false>(panels, num_groups, ahead, scores);
   }
 
   void weigh(const uint8_t* const* values, const RunOfKeys& run, int64_t first, int64_t stop,
@@ -26,7 +27,7 @@ class TileProducts {
         vectors_.weigh(values, run, r, end, weights, ahead, out);
         continue;
       }
-      if (!paired) pair_values(values);
+      if (!paired) pair_values(values, ahead);
       paired = true;
       weigh_unit(run.first, r, end, weights, ahead, out);
     }
@@ -36,20 +37,30 @@ class TileProducts {
   static constexpr int64_t UNIT_ROWS = 16, MIN_UNIT_ROWS = 3;
 
   // A group of keys is the right factor as it is: a block of 32 inputs is sixteen lines of pairs.
-  void score_group(const uint32_t* panel, Ahead* ahead, float* scores) {
-    bool both = num_rows_ > UNIT_ROWS;
-    tile_zero<0>(), tile_zero<1>();
+  // The products of one group wait for each other, so two groups go side by side; a second group
+  // that does not exist is the first one again.
+  template <bool BOTH>
+  void score_groups(const uint32_t* const* panels, int64_t num_groups, Ahead* ahead,
+                    float* scores) {
+    int64_t other = num_groups - 1;
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
     for (int64_t b = 0; b < ceil_div(head_dim_, 32); b++) {
-      ahead->ask(GROUP);
-      tile_load<6>(whole_block(panel, b), 64);
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
+      tile_load<6>(whole_block(panels[0], b), 64);
       tile_product_bf16<0, 4, 6>();
-      if (!both) continue;
+      ahead->ask(Ahead::LINES);
+      tile_load<7>(whole_block(panels[other], b), 64);
+      tile_product_bf16<1, 4, 7>();
+      ahead->ask(Ahead::LINES);
+      if (!BOTH) continue;
       tile_load<5>(q_[UNIT_ROWS] + b * 32, sizeof q_[0]);
-      tile_product_bf16<1, 5, 6>();
+      tile_product_bf16<2, 5, 6>();
+      tile_product_bf16<3, 5, 7>();
     }
-    tile_store<0>(scores, SPLIT * 4);
-    if (both) tile_store<1>(scores + UNIT_ROWS * SPLIT, SPLIT * 4);
+    tile_store<0>(scores, SPLIT * 4), tile_store<1>(scores + other * GROUP, SPLIT * 4);
+    if (!BOTH) return;
+    scores += UNIT_ROWS * SPLIT;
+    tile_store<2>(scores, SPLIT * 4), tile_store<3>(scores + other * GROUP, SPLIT * 4);
   }
 
   // Sixteen pairs of inputs from a page, zero past the head's end.
@@ -61,20 +72,27 @@ class TileProducts {
     return tail_;
   }
 
-  // Two keys' values side by side, as the right factor of a product over keys.
-  void pair_values(const uint8_t* const* values) {
+  // Two keys' values side by side, as the right factor of a product over keys. A run of 32 outputs
+  // is sixteen words of output i beside 16 + i.
+  void pair_values(const uint8_t* const* values, Ahead* ahead) {
     int64_t whole = head_dim_ / 32 * 32;
+    Ahead soon = *ahead;
     for (int64_t j = 0; j < PAIR_RUN; j += 2) {
-      auto even = (const bf16*)values[j], odd = (const bf16*)values[j + 1];
-      for (int64_t k = 0; k < whole; k += 32)
-        for (int64_t i = 0; i < 16; i++) {
-          pairs_[k / 16][j / 2][i] = even[k + 2 * i] | uint32_t(odd[k + 2 * i]) << 16;
-          pairs_[k / 16 + 1][j / 2][i] = even[k + 2 * i + 1] | uint32_t(odd[k + 2 * i + 1]) << 16;
-        }
+      uint32_t even[16], odd[16];
+      for (int64_t k = 0; k < whole; k += 32) {
+        soon.step<2>();
+        memcpy(even, values[j] + k * 2, sizeof even);
+        memcpy(odd, values[j + 1] + k * 2, sizeof odd);
+        uint32_t *low = pairs_[k / 16][j / 2], *high = pairs_[k / 16 + 1][j / 2];
+        for (int64_t i = 0; i < 16; i++) low[i] = (even[i] & 0xffff) | odd[i] << 16;
+        for (int64_t i = 0; i < 16; i++) high[i] = even[i] >> 16 | (odd[i] & 0xffff0000);
+      }
+      auto even_rest = (const bf16*)values[j], odd_rest = (const bf16*)values[j + 1];
       for (int64_t k = whole; k < head_dim_; k++)
-        pairs_[k / 16][j / 2][k % 16] = even[k] | uint32_t(odd[k]) << 16;
+        pairs_[k / 16][j / 2][k % 16] = even_rest[k] | uint32_t(odd_rest[k]) << 16;
       for (int64_t k = head_dim_; k % 16; k++) pairs_[k / 16][j / 2][k % 16] = 0;
     }
+    *ahead = soon;
   }
 
   void weigh_unit(int64_t j, int64_t first, int64_t stop, const float (*weights)[SPLIT],
@@ -85,14 +103,24 @@ class TileProducts {
       store_bf16(left[r - first] + 16, load(weights[r] + j + 16));
     }
     tile_load<4>(left, sizeof left[0]);
-    for (int64_t d = 0; d < ceil_div(head_dim_, 16); d++) {
-      ahead->ask(GROUP);
-      float* sums = out->values[first] + d * 16;
-      tile_load<0>(sums, sizeof out->values[0]);
-      tile_load<6>(pairs_[d], 64);
-      tile_product_bf16<0, 4, 6>();
-      tile_store<0>(sums, sizeof out->values[0]);
+    int64_t count = ceil_div(head_dim_, 16);
+    for (int64_t d = 0; d < count; d += 4) {
+      weigh_outputs<0, 5>(d, first, ahead, out);
+      if (d + 1 < count) weigh_outputs<1, 6>(d + 1, first, ahead, out);
+      if (d + 2 < count) weigh_outputs<2, 7>(d + 2, first, ahead, out);
+      if (d + 3 < count) weigh_outputs<3, 5>(d + 3, first, ahead, out);
     }
+  }
+
+  // Sixteen outputs; those next to each other use other tiles, so that none waits for another.
+  template <int SUMS, int VALUES>
+  void weigh_outputs(int64_t d, int64_t first, Ahead* ahead, Partial* out) {
+    float* sums = out->values[first] + d * 16;
+    tile_load<SUMS>(sums, sizeof out->values[0]);
+    tile_load<VALUES>(pairs_[d], 64);
+    tile_product_bf16<SUMS, 4, VALUES>();
+    ahead->ask(2 * Ahead::LINES);
+    tile_store<SUMS>(sums, sizeof out->values[0]);
   }
 
   FullTiles tiles_;

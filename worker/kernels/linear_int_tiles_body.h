@@ -33,7 +33,8 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
         quantise_values(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
                         values, &sum);
     x.starts(a.scratch, row, k / a.group)[row % TILE_ROWS] = -W::OFFSET * sum;
-    for (int64_t i = 0; i < a.group; i += LINE, tiles += TILE_BYTES) memcpy(tiles, values + i, LINE);
+    for (int64_t i = 0; i < a.group; i += LINE, tiles += TILE_BYTES)
+      memcpy(tiles, values + i, LINE);
   }
 }
 
@@ -171,10 +172,9 @@ class IntTilePiece {
 
   // The sums leave the unit and wait.
   void keep_group(int64_t row, int64_t group) {
-    turn_ ^= 1;
-    tile_store<0>(sums_[turn_][0], 64), tile_store<1>(sums_[turn_][1], 64);
-    tile_store<2>(sums_[turn_][2], 64), tile_store<3>(sums_[turn_][3], 64);
-    waiting_.sums = sums_[turn_];
+    tile_store<0>(sums_[0], 64), tile_store<1>(sums_[1], 64);
+    tile_store<2>(sums_[2], 64), tile_store<3>(sums_[3], 64);
+    waiting_.sums = sums_;
     for (int64_t p = 0; p < QUAD; p++) {
       waiting_.totals[p] = totals_.at(row, now_.panel + p);
       if (HALVES) waiting_.scales[p] = scales_[p] + group * PANEL;
@@ -205,8 +205,7 @@ class IntTilePiece {
   int64_t num_groups_;
   const bf16* scales_[QUAD] = {};
   GroupSums waiting_ = {};
-  int turn_ = 0;
-  alignas(64) int32_t sums_[2][QUAD][TILE_ROWS][PANEL];
+  alignas(64) int32_t sums_[QUAD][TILE_ROWS][PANEL];
   alignas(64) uint8_t bytes_[HALVES ? INT_TILE_PASS * PANEL * QUAD : 1];
 };
 

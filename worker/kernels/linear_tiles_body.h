@@ -1,13 +1,13 @@
 // Linears on the tile unit: BF16 and the integer formats from five rows up; below that, and for the
 // other formats, the vector kernels stream as fast as memory gives, to the same bits.
 //
-// One shape serves every number of rows: a tile of 16 rows against a quad, four panels of weights. Of
-// few rows each byte of weights is read once, in four long streams. Of many, a quad's inputs of one
-// pass stay in the first cache and the rows go by: a product then costs a quarter of a tile from the
-// second cache, whose width is what bounds the unit (a square of two by two tiles costs half of one).
+// One shape serves every number of rows: a tile of 16 rows against a quad, four panels of weights.
+// Of few rows each byte of weights is read once, in four long streams. Of many, a quad's inputs of
+// one pass stay in the first cache and the rows go by: a product then takes a quarter of a tile
+// from the second cache, whose width bounds the unit; a square of two by two tiles takes half.
 //
-// Activations are packed in tiles of 16 rows and 64 bytes, [pass][row tile][input tile][16][64 bytes];
-// rows that do not exist hold what lay there before and reach no other row.
+// Activations are packed in tiles of 16 rows and 64 bytes, a pass after the other: [row tile][input
+// tile][16][64 bytes]; rows that do not exist hold what lay there before and reach no other row.
 
 constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
 constexpr int64_t MIN_TILE_ROWS = 5;
@@ -65,8 +65,8 @@ void tile_walk(const Run& run, const Order& order, Compute&& compute) {
   });
 }
 
-// Call prepare(row, first input, end) for all rows, in strips that suit few rows and many and that end
-// where a pass does.
+// Call prepare(row, first input, end) for all rows, in strips that suit few rows and many and that
+// end where a pass does.
 template <class Prepare>
 void prepare_strips(const Run& run, const TilePlan& plan, Prepare&& prepare) {
   constexpr int64_t ROWS = 8, INPUTS = 512;
@@ -89,9 +89,9 @@ struct QuadWeights {
   }
 };
 
-// Weights that are wanted soon, a line of every panel at a time, into the second cache: the first one
-// is full of what is multiplied now. One row tile fetches what is AHEAD of it in its piece and then in
-// the next; several share the piece after theirs.
+// Weights that are wanted soon, a line of every panel at a time, into the second cache: the first
+// one is full of what is multiplied now. One row tile fetches what is AHEAD of it in its piece and
+// then in the next; several share the piece after theirs.
 struct QuadFetch {
   const uint8_t* from;
   const uint8_t* end;

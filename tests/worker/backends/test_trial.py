@@ -18,12 +18,12 @@ from worker.kernels.library import Level
 
 def test_every_level_of_this_machine_passes() -> None:
     expected = trial.results(library(), Level.PORTABLE)
-    assert len(expected) == 4
+    assert len(expected) == 7
     for level in levels():
         assert trial.differences(trial.results(library(), level), expected) == []
 
 
-@pytest.mark.parametrize("operator", ["linear int8", "attention"])
+@pytest.mark.parametrize("operator", ["linear int8 x 8", "attention"])
 def test_a_level_with_one_wrong_bit_is_not_used(
     operator: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,18 @@ def test_the_kernels_on_emulated_tiles_give_the_bits_of_the_other_levels(operato
     assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 
 
+def test_the_trial_at_start_trusts_right_tiles() -> None:
+    library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
+    code = f"""
+from pathlib import Path
+from worker.backends.trial import trusted_level
+from worker.kernels.library import Library
+print(trusted_level(Library(Path({str(library)!r}))).name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("AMX\n", "", 0)
+
+
 def run_cpp(folder: Path, code: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """Compile and run a program that may include the kernels' headers."""
     source, program = folder / "program.cpp", folder / "program"
