@@ -13,13 +13,13 @@ constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
 constexpr int64_t MIN_TILE_ROWS = 5;
 constexpr int64_t QUAD = 4;  // panels that are summed side by side
 
-// What a thread keeps from piece to piece: sums of the panels of a unit, in tiles. Panels of a quad
-// that do not exist have a place too, which no other panel of the unit shares.
+// What a thread keeps from piece to piece: sums of the panels of a unit, in tiles. The last quad of a
+// unit may lack panels; they have places too, for a unit is whole quads at most.
 struct UnitSums {
-  static constexpr int64_t UNIT = 32, PLACES = UNIT + QUAD;
-  alignas(64) float tiles[ROWS_PER_PASS / TILE_ROWS][PLACES][TILE_ROWS][PANEL];
+  static constexpr int64_t UNIT = 32;
+  alignas(64) float tiles[ROWS_PER_PASS / TILE_ROWS][UNIT][TILE_ROWS][PANEL];
 
-  float* at(int64_t row, int64_t panel) { return tiles[row / TILE_ROWS][panel % PLACES][0]; }
+  float* at(int64_t row, int64_t panel) { return tiles[row / TILE_ROWS][panel % UNIT][0]; }
 };
 
 // Where activations of `item_bytes` lie, and in which order panels and inputs are gone through.
@@ -44,7 +44,9 @@ struct TilePlan {
   Order order(int64_t num_panels) const {
     int64_t sum_bytes = num_rows * UnitSums::UNIT * PANEL * 4;
     int64_t cached = (TILE_CACHE_BYTES - sum_bytes) / (num_rows * item_bytes);
-    return Order(num_panels, padded, QUAD, pass, cached);
+    Order order(num_panels, padded, QUAD, pass, cached);
+    order.unit = min_of(order.unit, UnitSums::UNIT);
+    return order;
   }
 };
 
