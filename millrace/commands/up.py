@@ -192,8 +192,9 @@ def _report(text: str) -> None:
 
 def banner(plan: Plan, detached: bool, key: Path | None) -> str:
     """Return what a newcomer needs next."""
-    shown_key = f"$(head -1 {key})" if key else "none"
+    shown_key = "$KEY" if key else "none"
     auth = f' -H "Authorization: Bearer {shown_key}"' if key else ""
+    note = f"\n    KEY is one whose sha256 stands in {key}\n" if key else ""
     stop = "millrace down (or: make down)" if detached else "Ctrl-C"
     body = (
         f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
@@ -204,6 +205,6 @@ def banner(plan: Plan, detached: bool, key: Path | None) -> str:
     curl -N {plan.url}/v1/chat/completions -H 'Content-Type: application/json'{auth} \\
       -d '{body}'
     export OPENAI_BASE_URL={plan.url}/v1 OPENAI_API_KEY={shown_key}
-
+{note}
   Stop it with {stop}.
 """

@@ -11,6 +11,7 @@ import pytest
 
 from millrace.cli import COMMANDS, main
 from millrace.project import HOME
+from millrace.runner import Plan
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +109,12 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
     assert variables["MODEL"] == str(folder)
     assert variables["SERVED_MODEL_NAME"] == "qwen"
     assert variables["DTYPE"] == "bfloat16"
+
+
+def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    plan = Plan(replicas=[], root=tmp_path, url="http://here:1", model="m", ready_timeout_s=1)
+    assert "OPENAI_API_KEY=none\n\n  Stop" in up.banner(plan, detached=False, key=None)
+    asked = up.banner(plan, detached=False, key=tmp_path / "keys")
+    assert '-H "Authorization: Bearer $KEY"' in asked and "OPENAI_API_KEY=$KEY" in asked
+    assert f"KEY is one whose sha256 stands in {tmp_path / 'keys'}" in asked
