@@ -34,7 +34,8 @@ class ReplicaProcess:
         self.healthy = asyncio.Event()
         self.was_healthy = False
         self._root = root
-        self._environment = inherited({**replica.environment, child.MARK: run})
+        given = {name: value for name, value in replica.environment.items() if value}
+        self._environment = inherited({**given, child.MARK: run})
         self._write = write
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -76,7 +76,8 @@ def _run(
     plan = make_plan(args, which.file, variables)
 
     def on_ready() -> None:
-        print(banner(plan, detached=detach is not None, key=args.api_key_file), flush=True)
+        key = variables.get("API_KEY_FILE") or variables.get("MILLRACE_GATEWAY_API_KEY_FILE")
+        print(banner(plan, detached=detach is not None, key=key), flush=True)
         if detach is not None:
             detach()
 
@@ -112,6 +113,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     """Read the file and give every replica its ports; raise CommandError when it cannot run."""
     file = compose.load(path, variables, frozenset())
     for service in file.services.values():
+        _check_environment(service.environment, variables)
         for mount in service.volumes:
             _check_source(file.root / mount.source, mount.target)
     scales = {SCALES[option]: getattr(args, option) for option in SCALES if getattr(args, option)}
@@ -133,6 +135,17 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         model=variables["SERVED_MODEL_NAME"],
         ready_timeout_s=args.ready_timeout,
     )
+
+
+def _check_environment(given: dict[str, str], variables: dict[str, str]) -> None:
+    """Refuse a setting of the caller's environment that the file, or an option, would hide."""
+    for name, value in given.items():
+        mine = variables.get(name)
+        if name.startswith("MILLRACE_") and mine and value and mine != value:
+            raise CommandError(
+                f"{name} is {mine!r} in the environment, and {value!r} by the compose file or an "
+                "option: leave one out"
+            )
 
 
 def _distinct_ports() -> Callable[[], int]:
@@ -190,7 +203,7 @@ def _report(text: str) -> None:
     print(f"millrace: {text}", flush=True)
 
 
-def banner(plan: Plan, detached: bool, key: Path | None) -> str:
+def banner(plan: Plan, detached: bool, key: str | None) -> str:
     """Return what a newcomer needs next."""
     shown_key = "$KEY" if key else "none"
     auth = f' -H "Authorization: Bearer {shown_key}"' if key else ""

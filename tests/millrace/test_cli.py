@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from millrace.cli import COMMANDS, main
+from millrace.placement import Replica
 from millrace.project import HOME
+from millrace.replica_process import ReplicaProcess
 from millrace.runner import Plan
 
 
@@ -115,6 +118,32 @@ def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     up = importlib.import_module(COMMANDS["up"][0])
     plan = Plan(replicas=[], root=tmp_path, url="http://here:1", model="m", ready_timeout_s=1)
     assert "OPENAI_API_KEY=none\n\n  Stop" in up.banner(plan, detached=False, key=None)
-    asked = up.banner(plan, detached=False, key=tmp_path / "keys")
+    asked = up.banner(plan, detached=False, key="/my/keys")
     assert '-H "Authorization: Bearer $KEY"' in asked and "OPENAI_API_KEY=$KEY" in asked
-    assert f"KEY is one whose sha256 stands in {tmp_path / 'keys'}" in asked
+    assert "KEY is one whose sha256 stands in /my/keys" in asked
+
+
+def test_up_refuses_a_variable_that_it_would_hide(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MILLRACE_GATEWAY_PORT", "9000")
+    assert main(["up", "--state", str(tmp_path)]) == 1
+    said = "millrace: MILLRACE_GATEWAY_PORT is '9000' in the environment, and '8000' by the compose"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_the_file_leaves_empty_the_environment_may_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MILLRACE_GATEWAY_API_KEY_FILE", "keys")
+    monkeypatch.setenv("MILLRACE_WORKER_DTYPE", "float32")
+    show = "import os; print(*(os.environ[f'MILLRACE_{n}'] for n in ('GATEWAY_API_KEY_FILE',"
+    show += "'WORKER_DTYPE')))"
+    replica = Replica(
+        name="one-1", service="one", command=[sys.executable, "-c", show],
+        environment={"MILLRACE_GATEWAY_API_KEY_FILE": "", "MILLRACE_WORKER_DTYPE": "float32"},
+        ports={}, probe=None, probe_interval_s=1, probe_timeout_s=1, stop_grace_s=1,
+        restart="no", needs=[],
+    )  # fmt: skip
+    process = ReplicaProcess(replica, tmp_path, "run", lambda name, line: None).start()
+    assert process.communicate()[0].split() == [b"keys", b"float32"]
