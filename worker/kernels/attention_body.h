@@ -15,17 +15,22 @@ inline float largest_score(float* scores, int64_t from, int64_t to) {
   return largest(most);
 }
 
-// Scores become e^(score - maximum); returns their sum.
+// The scores of all rows become e^(score - maximum), whose sums are found too.
 template <class C>
-float weights_of(float* scores, int64_t from, int64_t to, float maximum, Ahead* ahead) {
-  Lanes sums = zero(), top = splat(maximum);
-  for (int64_t j = from / GROUP * GROUP; j < to; j += GROUP) {
-    ahead->step<2>();
-    Lanes weight = C::rounded(exponential_of_negative(load(scores + j) - top));
-    store(scores + j, weight);
-    sums = sums + weight;
+__attribute__((noinline)) void make_weights(float (*scores)[SPLIT], const RunOfKeys& run,
+                                            int64_t num_rows, Ahead* ahead, Partial* out) {
+  Ahead soon = *ahead;
+  for (int64_t r = 0; r < num_rows; r++) {
+    Lanes sums = zero(), top = splat(out->maximum[r]);
+    for (int64_t j = run.from[r] / GROUP * GROUP; j < run.to[r]; j += GROUP) {
+      soon.step<2>();
+      Lanes weight = C::rounded(exponential_of_negative(load(scores[r] + j) - top));
+      store(scores[r] + j, weight);
+      sums = sums + weight;
+    }
+    out->sum[r] = sum(sums);
   }
-  return sum(sums);
+  *ahead = soon;
 }
 
 template <class C, class Products = VectorProducts<C>>
@@ -82,8 +87,7 @@ struct Attention {
       out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
-    for (int64_t r = 0; r < num_rows; r++)
-      out->sum[r] = weights_of<C>(scores[r], run.from[r], run.to[r], out->maximum[r], ahead);
+    make_weights<C>(scores, run, num_rows, ahead, out);
     soon->ask_up_to(cells.values_asked);
     for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
       run.first = j;
