@@ -19,9 +19,16 @@ from worker.kernels.library import Level, Library
 from worker.kernels.packed import Format, PackedWeight
 
 ROWS = (1, 5, 16, 17, 33, 50)
-SHAPES = ((1, 1), (64, 33), (130, 96), (200, 177), (1100, 16), (840, 1100))
-"""(inputs, outputs): below and above a tile, an odd number of panels, more than a pass, and more
-panels than a thread takes at a time."""
+SHAPES = {
+    (1, 1): ROWS,
+    (64, 33): (*ROWS, 515),
+    (130, 96): ROWS,
+    (200, 177): ROWS,
+    (1100, 16): ROWS,
+    (840, 1100): (17, 33),
+}
+"""Rows by (inputs, outputs): below and above a tile, an odd number of panels, more than a pass of
+inputs or of rows, and more panels than a thread takes at a time."""
 
 
 def main(path: str, *names: str) -> None:
@@ -33,7 +40,7 @@ def main(path: str, *names: str) -> None:
         bias = rng.standard_normal(outputs, np.float32)
         backends = [CpuBackend(library, Level[name], form, 2) for name in names]
         packed = [ops.pack_linear([weight], [bias]) for ops in backends]
-        for rows in ROWS if outputs < 1000 else (17, 33):
+        for rows in SHAPES[inputs, outputs]:
             x = rng.standard_normal((rows, inputs), np.float32)
             results = [linear(ops, one, x) for ops, one in zip(backends, packed, strict=True)]
             for result in results[1:]:
