@@ -82,7 +82,7 @@ struct Attention {
     }
     RunOfKeys run;
     for (int64_t r = 0; r < num_rows; r++) {
-      int64_t from = run.from[r] = max_of(0, queries.begin[r] - first);
+      int64_t from = run.from[r] = min_of(SPLIT, max_of(0, queries.begin[r] - first));
       int64_t to = run.to[r] = min_of(SPLIT, queries.end[r] - first);
       out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);

@@ -19,21 +19,38 @@ SUITES = (
 )
 
 
+def with_runtime() -> dict[str, str]:
+    """The environment in which the interpreter can load what is sanitized."""
+    shown = [*find_compiler(), "-print-file-name=libasan.so"]
+    runtime = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_nothing_is_read_or_written_out_of_place(tmp_path: Path) -> None:
     compiler = " ".join(find_compiler())
     sanitized = f"{compiler} {SANITIZERS}"
     compile_library(tmp_path / "millrace" / "kernels", sanitized)  # before the runtime is there
-    shown = [*find_compiler(), "-print-file-name=libasan.so"]
-    runtime = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
-    environment = {
-        **os.environ,
-        "CXX": sanitized,
-        "XDG_CACHE_HOME": str(tmp_path),
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
-    }
+    environment = {**with_runtime(), "CXX": sanitized, "XDG_CACHE_HOME": str(tmp_path)}
     suites = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SUITES]
     done = subprocess.run(suites, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nor_by_the_kernels_on_emulated_tiles(tmp_path: Path) -> None:
+    flags = ("-DMILLRACE_EMULATE_TILES", *SANITIZERS.split(), "-O1")
+    library = compile_library(tmp_path, flags=flags)
+    for operator in ("linear", "attention"):
+        sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library)]
+        done = subprocess.run(
+            [*sweep, "PORTABLE", "AMX"],
+            env=with_runtime(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
