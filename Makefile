@@ -29,7 +29,7 @@ $(VENV)/.stamp: $(VENV)/.stamp-run
 setup: $(VENV)/.stamp ## make the virtual environment in .venv, with the development tools
 
 up: $(VENV)/.stamp-run ## start the stack on this machine: MODEL=dir DEVICE=cpu|cuda PORT=8000 DETACH=1 ARGS="…"
-	@$(VENV)/bin/millrace up --port $(PORT) --device $(DEVICE) $(if $(MODEL),--model $(MODEL)) $(if $(DETACH),--detach) $(ARGS)
+	@$(VENV)/bin/millrace up --port $(PORT) --device $(DEVICE) $(if $(MODEL),--model "$(MODEL)") $(if $(DETACH),--detach) $(ARGS)
 
 down: ## stop what `make up DETACH=1` started
 	@test ! -x $(VENV)/bin/millrace || $(VENV)/bin/millrace down
@@ -45,10 +45,10 @@ test-sanitizers: $(VENV)/.stamp ## run the CPU kernels under the address and und
 
 test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own folder: MODEL=dir
 	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }
-	$(PY) -m pytest -m model tests --model $(MODEL) $(ARGS)
+	$(PY) -m pytest -m model tests --model "$(MODEL)" $(ARGS)
 
 test-clients: $(VENV)/.stamp-run ## run stock clients (openai, litellm, langchain, instructor, ai SDK) against a live stack: MODEL=dir
-	PY=$(abspath $(PY)) tests/clients/run.sh $(MODEL)
+	PY=$(abspath $(PY)) tests/clients/run.sh $(if $(MODEL),"$(MODEL)")
 
 test-lives: $(VENV)/.stamp ## random lives by the thousand, on every KV layout (about ten minutes)
 	$(PY) -m pytest --slow tests/engine_core/scheduling -k thousands $(ARGS)

@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--tensor-parallel-size", type=loading.count, metavar="N", help="workers per replica")
     option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
     option("--log-level", choices=["debug", "info", "warning", "error"])
-    option("--ready-timeout", type=float, default=120.0, metavar="S", help="give up after")
+    option(
+        "--ready-timeout", type=float, default=900.0, metavar="S",
+        help="give up after so many seconds (default: 900, as long as a large model may load)",
+    )  # fmt: skip
     option("--detach", action="store_true", help="return when ready, leave it running")
     add_project_arguments(parser)
 
