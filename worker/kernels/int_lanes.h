@@ -3,7 +3,9 @@
 
 #if LANES_LEVEL == 512
 using Activation = int8_t;
-constexpr int ACTIVATION_ORDER[4] = {0, 1, 2, 3};
+inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
+  memcpy(to, values, size_t(count));
+}
 struct Ints {
   __m512i v;
 };
@@ -23,6 +25,10 @@ inline Bytes high_halves(const uint8_t* line) {
   return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
 }
 inline void store_bytes(uint8_t* line, Bytes a) { _mm512_storeu_si512(line, a.v); }
+// Sixteen whole numbers of a byte each.
+inline void store_as_bytes(int8_t* p, Lanes a) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 // sum[n] += weights[n][0..3] · x[0..3]. Of the intrinsic gcc 12 makes moves.
 inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
   int32_t four;
@@ -35,7 +41,11 @@ inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
 #elif LANES_LEVEL == 256
 // No instruction here multiplies bytes without saturation; words in pairs it is.
 using Activation = int16_t;
-constexpr int ACTIVATION_ORDER[4] = {0, 2, 1, 3};
+// Of every four the even ones first: `Bytes` keeps weights in that order.
+inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
+  for (int64_t k = 0; k < count; k += 4)
+    for (int64_t j = 0; j < 4; j++) to[k + j] = values[k + (j % 2 * 2 + j / 2)];
+}
 struct Ints {
   __m256i v, w;
 };
@@ -61,6 +71,12 @@ inline Bytes high_halves(const uint8_t* line) {
   return in_words(_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
                   _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low));
 }
+inline void store_as_bytes(int8_t* p, Lanes a) {
+  __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(a.w));
+  __m256i words = _mm256_permute4x64_epi64(pairs, 0xd8);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i*)p, bytes);
+}
 inline void store_words(uint8_t* line, __m256i even, __m256i odd) {
   _mm256_storeu_si256((__m256i*)line, _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
 }
@@ -80,7 +96,9 @@ inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
 
 #else
 using Activation = int8_t;
-constexpr int ACTIVATION_ORDER[4] = {0, 1, 2, 3};
+inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
+  memcpy(to, values, size_t(count));
+}
 struct Ints {
   int32_t v[16];
 };
@@ -112,6 +130,9 @@ inline Bytes bytes(const uint8_t* line) {
   return out;
 }
 inline void store_bytes(uint8_t* line, const Bytes& a) { memcpy(line, a.v, sizeof a.v); }
+inline void store_as_bytes(int8_t* p, Lanes a) {
+  for (int i = 0; i < 16; i++) p[i] = int8_t(a.v[i]);
+}
 inline Bytes low_halves(const uint8_t* line) {
   Bytes out;
   for (int i = 0; i < 64; i++) out.v[i] = line[i] & 15;

@@ -23,6 +23,7 @@ namespace millrace {
 
 constexpr int64_t PANEL = 16;
 constexpr int64_t BLOCK = 32;         // inputs of a float block
+constexpr int64_t MOST_GROUP = 256;   // inputs that share a scale
 
 struct LinearArguments {
   const float* x;        // [rows, num_inputs]
@@ -34,7 +35,7 @@ struct LinearArguments {
   int64_t num_inputs;
   int64_t num_outputs;
   Format format;
-  int64_t group;         // of integer formats: inputs that share a scale, 128 or 64
+  int64_t group;         // of integer formats: inputs that share a scale, 64, 128 or (INT8) 256
 };
 
 constexpr int64_t padded_inputs(Format format, int64_t num_inputs, int64_t group) {
@@ -45,7 +46,7 @@ constexpr int64_t padded_inputs(Format format, int64_t num_inputs, int64_t group
 // What one row of activations becomes for the integer formats, one array after the other: the values,
 // `value_bytes` each (1, or 2 where the level multiplies words), a scale per group, and per group
 // what the offset of the unsigned weights adds too much: the accumulators start from its negative.
-// The rows of a tile stand side by side: [inputs / 4][rows][4], then [groups][rows] twice.
+// The rows of a tile stand side by side: [inputs / 64][rows][64], then [groups][rows] twice.
 struct QuantisedRow {
   int64_t num_groups, values_bytes, stride;
 

@@ -8,7 +8,8 @@ inline void store_columns(float* p, Lanes a, int64_t count) {
 }
 
 constexpr int64_t MOST_ROWS = 8, MOST_WIDTH = 4;  // of a tile
-constexpr int64_t ROWS_PER_PASS = 512;            // over all weights
+// Rows that go by all weights together: their activations stay in the second cache.
+constexpr int64_t ROWS_PER_PASS = 128;
 
 // The sums of a tile from pass to pass. They stand in the output, or, where that has no whole panels,
 // in a copy.

@@ -36,7 +36,7 @@ constexpr int float_width(int) { return 1; }
 
 // A rectangle of the output and the inputs of one pass over it.
 struct FloatTile {
-  const float* x;          // [inputs of the pass][rows]
+  const float* x;          // [inputs of the pass / BLOCK][rows][BLOCK]
   const uint8_t* weights;  // first panel, first input of the pass
   int64_t panel_stride;    // bytes
   int64_t num_blocks;
@@ -49,6 +49,7 @@ struct FloatTile {
 
 // Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
 constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
+constexpr int64_t UNKEPT_TILES = 2;                    // of so few each makes floats for itself
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 
 // The chains of the even inputs of block b; or those of the odd ones, with which the block is done.
@@ -56,7 +57,7 @@ constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
 __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
   Fetch fetch = t.fetch;
-  const float* x = t.x + (b * BLOCK + ODD) * ROWS;
+  const float* x = t.x + b * BLOCK * ROWS + ODD;
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
   float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
@@ -75,12 +76,12 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
       }
 #pragma GCC unroll 16
       for (int m = 0; m < ROWS; m++) {
-        Lanes value = splat(x[2 * j * ROWS + m]);
+        Lanes value = splat(x[m * BLOCK + 2 * j]);
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) sums[m][p] = add_product(sums[m][p], value, weights[p]);
       }
     }
-    x += 4 * ROWS, pair += 2 * W::PAIR_BYTES;
+    x += 4, pair += 2 * W::PAIR_BYTES;
     if (KEEP) kept += 4 * PANEL;
   }
   t.fetch = fetch;
@@ -133,23 +134,17 @@ void float_rows(FloatTile& t, int64_t num_rows, int64_t num_panels) {
   float_panels<W, ROWS, false>(t, num_panels);
 }
 
-// Inputs first..end-1 of some rows as the products take them: side by side, rounded for BF16, filled
-// up with zeros. out: [inputs][rows]
+// Inputs first..end-1 of some rows as the products take them: a block of each beside that of the
+// next, rounded for BF16, filled up with zeros. out: [inputs / BLOCK][rows][BLOCK]
 template <class W>
 void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64_t first,
                   int64_t end, float* out) {
-  for (int64_t k = first; k < end; k += 16)
-    for (int64_t m = 0; m < num_rows; m++) {
+  for (int64_t m = 0; m < num_rows; m++)
+    for (int64_t k = first; k < end; k += 16) {
       const float* x = a.x + (row + m) * a.num_inputs + k;
       Lanes values = k + 16 <= a.num_inputs ? load(x) : load_part(x, a.num_inputs - k, 0.0f);
-      float strip[16];
-      if (W::FORMAT == Format::BF16) {
-        bf16 rounded[16];
-        store_bf16(rounded, values);
-        values = load_bf16(rounded);
-      }
-      store(strip, values);
-      for (int64_t i = 0; i < 16; i++) out[(k + i) * num_rows + m] = strip[i];
+      if (W::FORMAT == Format::BF16) values = nearest_bf16(values);
+      store(out + (k / BLOCK * num_rows + m) * BLOCK + k % BLOCK, values);
     }
 }
 
@@ -163,7 +158,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
   Tiles tiles(num_rows, FLOAT_ROWS);
-  bool keep = W::FORMAT != Format::F32 && tiles.count > 1;
+  bool keep = W::FORMAT != Format::F32 && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count);
   for (int64_t tile = 0; tile < tiles.count; tile++) {
@@ -208,7 +203,7 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
                       (float*)a.scratch + row * padded);
     });
     int64_t width = float_width(int(tiles.height(tiles.count - 1)));
-    int64_t pass = tiles.count == 1 ? FLOAT_PASS : KEPT_INPUTS;
+    int64_t pass = tiles.count <= UNKEPT_TILES ? FLOAT_PASS : KEPT_INPUTS;
     Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
     walk(run, order, [&](const Piece& now, const Piece& next) {
       float_piece<W>(a, first, rows, now, next, padded);

@@ -37,7 +37,7 @@ inline Lanes scaled(Lanes sum, Lanes products, Lanes x_scale, Lanes weight_scale
 
 // A rectangle of the output and the groups of one pass over it.
 struct IntTile {
-  const Activation* x;     // [inputs of the pass / 4][rows][4]
+  const Activation* x;     // [inputs of the pass / CHUNK][rows][CHUNK]
   const float* x_scales;   // [groups][rows]
   const int32_t* starts;   // [groups][rows]
   const uint8_t* weights;  // first panel, first group of the pass
@@ -49,11 +49,14 @@ struct IntTile {
   float* sums;             // of the passes so far
   int64_t sums_stride;
   Fetch fetch;
+  bool first;              // the weights are not in the first cache yet
   bool keep;               // write the weights as bytes, for the tiles after this one
   uint8_t* kept;
 };
 
 constexpr int64_t INT_PASS = 512;                  // inputs of a piece
+constexpr int64_t SOON = 512;                      // bytes ahead in a panel
+constexpr int64_t CHUNK = 64;                      // inputs of a row that stand side by side
 constexpr int64_t KEPT_BYTES = INT_PASS * PANEL;  // of a panel
 
 // sums[m][p] += weights[p] · x[m]
@@ -63,49 +66,52 @@ inline void add_products(Ints (&sums)[ROWS][PANELS], const Bytes (&weights)[PANE
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) sums[m][p] = dot(sums[m][p], weights[p], x + 4 * m);
+    for (int p = 0; p < PANELS; p++) sums[m][p] = dot(sums[m][p], weights[p], x + CHUNK * m);
 }
 
 // Exact sums of products over group g, then one step more of the sums of all groups: int8 has one
 // scale per output and takes it last, int4 one per group.
 template <class W, int ROWS, int PANELS, bool KEEP>
-__attribute__((noinline)) void add_group(IntTile& t, int64_t g) {
+inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
   Fetch fetch = t.fetch;
-  int64_t num_lines = t.group / W::LINE_INPUTS;
   const Activation* x = t.x + g * t.group * ROWS;
-  const uint8_t* line = t.weights + g * num_lines * 64;
+  const uint8_t* line = t.weights + g * (t.group / W::LINE_INPUTS * 64);
   uint8_t* kept = KEEP ? t.kept + g * t.group * PANEL : nullptr;
   Ints sums[ROWS][PANELS];
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) sums[m][p] = splat(t.starts[g * ROWS + m]);
+  for (int64_t i = 0; i < t.group / CHUNK; i++, x += CHUNK * (ROWS - 1))
 #pragma GCC unroll 2
-  for (int64_t i = 0; i < num_lines; i++) {
-    fetch.step<PANELS>();
-    Bytes weights[PANELS];
-    if constexpr (W::LINE_INPUTS == 4) {
+    for (int j = 0; j < CHUNK / W::LINE_INPUTS; j++) {
+      fetch.step<PANELS>();
+      if (t.first)
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) weights[p] = bytes(line + p * t.panel_stride);
-    } else {
+        for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
+      Bytes weights[PANELS];
+      if constexpr (W::LINE_INPUTS == 4) {
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) {
-        weights[p] = low_halves(line + p * t.panel_stride);
-        if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
+        for (int p = 0; p < PANELS; p++) weights[p] = bytes(line + p * t.panel_stride);
+      } else {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+          weights[p] = low_halves(line + p * t.panel_stride);
+          if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
+        }
+        add_products(sums, weights, x);
+        x += 4;
+        if (KEEP) kept += 64;
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+          weights[p] = high_halves(line + p * t.panel_stride);
+          if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
+        }
       }
       add_products(sums, weights, x);
-      x += 4 * ROWS;
+      x += 4, line += 64;
       if (KEEP) kept += 64;
-#pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) {
-        weights[p] = high_halves(line + p * t.panel_stride);
-        if (KEEP) store_bytes(kept + p * KEPT_BYTES, weights[p]);
-      }
     }
-    add_products(sums, weights, x);
-    x += 4 * ROWS, line += 64;
-    if (KEEP) kept += 64;
-  }
   t.fetch = fetch;
   Lanes scales[PANELS];
 #pragma GCC unroll 4
@@ -122,6 +128,11 @@ __attribute__((noinline)) void add_group(IntTile& t, int64_t g) {
   }
 }
 
+template <class W, int ROWS, int PANELS, bool KEEP>
+__attribute__((noinline)) void add_groups(IntTile& t) {
+  for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
+}
+
 // One tile over all panels of a piece, side by side while as many are left.
 template <class W, int ROWS, bool KEEP>
 void int_panels(IntTile& t, int64_t num_panels) {
@@ -130,8 +141,7 @@ void int_panels(IntTile& t, int64_t num_panels) {
   for (int64_t p = 0, done; p < num_panels; p += done) {
     done = num_panels - p >= WIDTH ? WIDTH : 1;
     t.fetch = begin.moved(p);
-    for (int64_t g = 0; g < t.num_groups; g++)
-      done == WIDTH ? add_group<W, ROWS, WIDTH, KEEP>(t, g) : add_group<W, ROWS, 1, KEEP>(t, g);
+    done == WIDTH ? add_groups<W, ROWS, WIDTH, KEEP>(t) : add_groups<W, ROWS, 1, KEEP>(t);
     t.fetch = t.fetch.moved(-p);
     t.weights += done * t.panel_stride;
     t.scales += done * t.scales_stride;
@@ -151,34 +161,37 @@ void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
   int_panels<W, ROWS, false>(t, num_panels);
 }
 
-// The largest size of a group as bits: integers compare like the floats they are, and what is not
-// finite is larger than all that is.
-inline uint32_t largest_size(const float* x, int64_t count) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    uint32_t size = to_bits(x[i]) & 0x7fffffff;
-    most = size > most ? size : most;
-  }
-  return most;
-}
-
 // Quantise one group of activations, `count` of which exist; give back the scale and the sum of the
 // values. A group that holds what is not finite gets a scale that is not a number.
 inline float quantise_values(const float* x, int64_t count, int64_t group, int8_t* values,
-                             int32_t* sum) {
+                             int32_t* sum_of_values) {
   constexpr float TINY = 1e-30f;  // 127 over less would overflow
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
-  float most = from_bits(largest_size(x, count));
-  bool finite = to_bits(most) < 0x7f800000;
-  float inverse = finite && most > TINY ? 127.0f / most : 0.0f;
-  int32_t total = 0;
-  for (int64_t k = 0; k < group; k++) {
-    float value = k < count && finite ? x[k] * inverse : 0.0f;
-    values[k] = int8_t((value + ROUND) - ROUND);
-    total += values[k];
+  float filled[MOST_GROUP];
+  if (count < group) {
+    for (int64_t k = 0; k < group; k++) filled[k] = k < count ? x[k] : 0.0f;
+    x = filled;
   }
-  *sum = total;
-  return finite ? (most > TINY ? most / 127.0f : 0.0f) : from_bits(0x7fc00000);
+  Lanes sizes = zero(), nothing = zero();
+  for (int64_t k = 0; k < group; k += PANEL) {
+    Lanes part = load(x + k);
+    sizes = larger(sizes, larger(part, zero() - part));
+    nothing = nothing + part * zero();  // zero of what is finite only
+  }
+  float most = largest(sizes);
+  if (sum(nothing) != 0.0f) {
+    memset(values, 0, size_t(group));
+    *sum_of_values = 0;
+    return from_bits(0x7fc00000);
+  }
+  Lanes inverse = splat(most > TINY ? 127.0f / most : 0.0f), total = zero();
+  for (int64_t k = 0; k < group; k += PANEL) {
+    Lanes whole = (load(x + k) * inverse + splat(ROUND)) - splat(ROUND);
+    store_as_bytes(values + k, whole);
+    total = total + whole;
+  }
+  *sum_of_values = int32_t(sum(total));
+  return most > TINY ? most / 127.0f : 0.0f;
 }
 
 // A tile of activations in scratch memory, see `QuantisedRow`: of each array that of all its rows.
@@ -204,15 +217,15 @@ template <class W>
 void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t row, int64_t m,
                   int64_t first, int64_t end) {
   for (int64_t g = first; g < end; g++) {
-    int8_t values[128];
+    int8_t values[MOST_GROUP];
     int32_t sum;
     int64_t k = g * a.group;
     tile.scales()[g * tile.num_rows + m] = quantise_values(
         a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group, values, &sum);
     tile.starts()[g * tile.num_rows + m] = -W::OFFSET * sum;
-    Activation* to = (Activation*)tile.at + k * tile.num_rows + 4 * m;
-    for (int64_t i = 0; i < a.group; i += 4, to += 4 * tile.num_rows)
-      for (int64_t j = 0; j < 4; j++) to[j] = values[i + ACTIVATION_ORDER[j]];
+    Activation* to = (Activation*)tile.at + k * tile.num_rows + CHUNK * m;
+    for (int64_t i = 0; i < a.group; i += CHUNK, to += CHUNK * tile.num_rows)
+      take_activations(to, values + i, CHUNK);
   }
 }
 
@@ -255,6 +268,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
               sums.at,
               sums.stride,
               fetch,
+              i == 0,
               keep,
               kept};
     if constexpr (HALVES) {

@@ -27,7 +27,7 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
   constexpr int64_t LINE = 64;
   uint8_t* tiles = x.plan.tiles(a.scratch, row, first);
   for (int64_t k = first; k < end; k += a.group) {
-    int8_t values[128];
+    int8_t values[MOST_GROUP];
     int32_t sum;
     x.scales(a.scratch, row, k / a.group)[row % TILE_ROWS] =
         quantise_values(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
@@ -217,6 +217,9 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
   });
   tile_walk(run, x.plan.order(ceil_div(a.num_outputs, PANEL)),
             [&](const Piece& now, const Piece& next, UnitSums& sums) {
+              if constexpr (W::FORMAT == Format::INT8) {
+                if (a.group == 256) return IntTilePiece<W, 256>(a, x, now, next, sums).compute();
+              }
               a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, sums).compute()
                              : IntTilePiece<W, 64>(a, x, now, next, sums).compute();
             });

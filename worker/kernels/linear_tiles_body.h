@@ -11,13 +11,14 @@
 
 constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
 constexpr int64_t MIN_TILE_ROWS = 5;
+constexpr int64_t TILE_ROWS_PER_PASS = 512;  // fewer would make the unit wait for weights
 constexpr int64_t QUAD = 4;  // panels that are summed side by side
 
 // What a thread keeps from piece to piece: sums of the panels of a unit, in tiles. The last quad of a
 // unit may lack panels; they have places too, for a unit is whole quads at most.
 struct UnitSums {
   static constexpr int64_t UNIT = 32;
-  alignas(64) float tiles[ROWS_PER_PASS / TILE_ROWS][UNIT][TILE_ROWS][PANEL];
+  alignas(64) float tiles[TILE_ROWS_PER_PASS / TILE_ROWS][UNIT][TILE_ROWS][PANEL];
 
   float* at(int64_t row, int64_t panel) { return tiles[row / TILE_ROWS][panel % UNIT][0]; }
 };
@@ -224,8 +225,8 @@ void linear_tiles(const Run& run, const Op& op) {
   int64_t num_rows = run.step.count(op.rows);
   bool has_tiles = a.format == Format::BF16 || a.format == Format::INT8 || a.format == Format::INT4;
   if (num_rows < MIN_TILE_ROWS || !has_tiles) return linear(run, op);
-  for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
-    int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
+  for (int64_t first = 0; first < num_rows; first += TILE_ROWS_PER_PASS) {
+    int64_t rows = min_of(TILE_ROWS_PER_PASS, num_rows - first);
     LinearArguments part = a;
     part.x += first * a.num_inputs, part.out += first * a.num_outputs;
     switch (a.format) {

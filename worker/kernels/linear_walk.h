@@ -170,7 +170,7 @@ struct Fetch {
   void step() {
     if (--steps_left > 0) return;
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride);
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, SECOND_CACHE);
     from += bytes;
     if (from == end) from = next;
     steps_left = every;
@@ -185,6 +185,7 @@ struct Fetch {
 
  private:
   static constexpr int64_t AHEAD = 2048;
+  static constexpr int SECOND_CACHE = 2;  // the first is full of what the tile works with
 };
 
 }  // namespace millrace

@@ -155,11 +155,14 @@ def test_quantised_products_are_exact_sums_in_order(form: Format) -> None:
     wide = np.zeros((3, 256), np.float32)
     wide[:, :200] = x
     total = np.zeros((3, 16), np.float32)
-    for group in range(2):
-        part = wide[:, group * 128 : group * 128 + 128]
+    size = packed.shape.group
+    assert size == (256 if form is Format.INT8 else 128)
+    for group in range(256 // size):
+        inputs = slice(group * size, (group + 1) * size)
+        part = wide[:, inputs]
         most = np.abs(part).max(axis=1, keepdims=True)
         values = np.rint(part * (np.float32(127) / most)).astype(np.int64)
-        sums = (values @ weight[:, group * 128 : group * 128 + 128].T).astype(np.float32)
+        sums = (values @ weight[:, inputs].T).astype(np.float32)
         scale = most / np.float32(127)
         if form is Format.INT8:
             total = fused(sums, scale, total)
