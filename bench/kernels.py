@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -20,11 +21,12 @@ import numpy as np
 
 from bench.ceilings import Machine, integer_rate
 from bench.random_model import SHAPES
+from worker.arena import PAGE
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.backends.program import Program
 from worker.batch import Batch
 from worker.kernels.library import Level, load_library
-from worker.kernels.packed import Format
+from worker.kernels.packed import Format, aligned_bytes
 from worker.kernels.records import Buffer, Rows
 from worker.kernels.rope import pack_rotary
 from worker.kv_cache import DTYPES, LayerPages
@@ -207,11 +209,15 @@ def others(ops: CpuBackend, sizes: Sizes, batch: Batch, kept: type[np.generic]) 
 
 
 def _kept(dtype: type[np.generic], shape: tuple[int, ...], seed: int) -> Any:
-    """Values around 1, as float32 or as the bits of bfloat16."""
+    """Values around 1, as float32 or as the bits of bfloat16, aligned as in a worker's arena."""
     rng = np.random.default_rng(seed)
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    out: Any = aligned_bytes(num_bytes, PAGE).view(dtype).reshape(shape)
     if dtype is np.float32:
-        return rng.random(shape, np.float32)
-    return rng.integers(0x3F00, 0x3FFF, shape, np.uint16)
+        rng.random(out=out, dtype=np.float32)
+    else:
+        out[:] = rng.integers(0x3F00, 0x3FFF, shape, np.uint16)
+    return out
 
 
 def measure(ops: CpuBackend, machine: Machine, case: Case, batch: Batch) -> dict[str, Any]:

@@ -14,6 +14,9 @@ import numpy as np
 
 ALIGNMENT = 64
 """Bytes; a cache line, and the widest vector."""
+PAGE = 4096
+"""Bytes of memory, which hardware does not fetch across. What is taken first begins with one: the
+blocks of the cache."""
 
 
 class Piece(NamedTuple):
@@ -38,8 +41,8 @@ class Arena:
     """`num_bytes` of zeros; the system commits them as they are first written."""
 
     def __init__(self, num_bytes: int) -> None:
-        memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
-        first = -memory.ctypes.data % ALIGNMENT
+        memory = np.zeros(num_bytes + PAGE, np.uint8)
+        first = -memory.ctypes.data % PAGE
         self._memory = memory[first : first + num_bytes]
         self.num_bytes = num_bytes
         self._taken = 0
