@@ -49,7 +49,7 @@ struct FloatTile {
 
 // Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
 constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
-constexpr int64_t UNKEPT_TILES = 2;                    // of so few each makes floats for itself
+constexpr int64_t UNKEPT_TILES = 2;                   // of so few each makes floats for itself
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 
 // The chains of the even inputs of block b; or those of the odd ones, with which the block is done.

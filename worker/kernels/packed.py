@@ -39,7 +39,8 @@ def groups_of(form: Format) -> tuple[int, ...]:
     """Return how many inputs may share a scale, most wanted first.
 
     INT8 has one scale per output, so only its activations share one: larger groups are less work,
-    and at 256 nothing was seen to be lost. INT4 has scales of its weights as well.
+    and 256 instead of 128 made the error of logits up to 7 % larger and lost no answer of the demo
+    model. INT4 has scales of its weights as well.
     """
     return (256, 128, 64) if form is Format.INT8 else (128, 64)
 
