@@ -8,7 +8,7 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("OpenVINO", "int8"): (
         "it quantises activations in groups of 32 as they come and multiplies with VNNI, as ours"
-        " does in groups of 128; keys are uint8, and nothing but speed orders its sums."
+        " does in groups of 256; keys are uint8, and nothing but speed orders its sums."
     ),
     ("transformers", "float32"): (
         "torch multiplies weights that are float32 in memory, so nothing is widened on the way; it"
