@@ -148,7 +148,8 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
     }
 }
 
-// One piece for rows first..first+num_rows-1. The first tile keeps its weights for the others.
+// One piece for rows first..first+num_rows-1. Of more than UNKEPT_TILES the first keeps its weights
+// for the others.
 template <class W>
 void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
                  const Piece& next, int64_t padded) {
