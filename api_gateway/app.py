@@ -98,6 +98,7 @@ class App:
         call = Call(scope, receive, send)
         route_name = "other"
         try:
+            call.take_request_id()
             route, call.params = self._router.find(call.method, call.path)
             route_name = route.path
             if not route.is_public:

@@ -42,17 +42,21 @@ class Call:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.params: dict[str, str] = {}
-        self.request_id = self._given_request_id() or new_request_id()
+        self.request_id = new_request_id()
         self.tenant = ""
         self.status = 0
         self.report: dict[str, Any] | None = None
         """Fields of the log line; None for routes that leave none."""
         self.started_s = time.monotonic()
 
-    def _given_request_id(self) -> str | None:
-        """Return the caller's X-Request-Id when it is one we can repeat safely."""
+    def take_request_id(self) -> None:
+        """Go by the caller's X-Request-Id, if there is one; raise InvalidRequest when it is bad.
+
+        A bad one is not replaced: who sends it means to cancel by it, or to find it in a log.
+        """
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        return given if REQUEST_ID.fullmatch(given) else None
+        if given:
+            self._go_by(given, "X-Request-Id")
 
     async def body(self, max_bytes: int) -> bytes:
         """Return the whole body; raise PayloadTooLarge as soon as it must be too large."""
@@ -93,12 +97,14 @@ class Call:
 
     def adopt_request_id(self, request_id: str | None) -> None:
         """Let the id in the body win over the header's; raise InvalidRequest when it is bad."""
-        if request_id is None:
-            return
+        if request_id is not None:
+            self._go_by(request_id, "request_id")
+
+    def _go_by(self, request_id: str, name: str) -> None:
         if not REQUEST_ID.fullmatch(request_id):
             raise InvalidRequest(
-                f"request_id must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 _ . : -",
-                param="request_id",
+                f"{name} must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 _ . : -",
+                param=name,
                 code="invalid_value",
             )
         self.request_id = request_id

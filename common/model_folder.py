@@ -26,6 +26,10 @@ class Fields:
         """Return the raw value; None when it is absent or null."""
         return self._raw.get(field)
 
+    def has(self, field: str) -> bool:
+        """Return whether the field stands there, null or not."""
+        return field in self._raw
+
     def names(self) -> set[str]:
         """Return the fields that are set."""
         return {name for name, value in self._raw.items() if value is not None}

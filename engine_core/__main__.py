@@ -55,6 +55,7 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     stopping = stop_signals()
     freeze_heap()
     log.info("listening", extra={"port": port, "registry": registry.port, "metrics": side})
+    log.info("waiting for workers", extra={"a_replica_takes": settings.tensor_parallel_size})
     await stopping.wait()
     await front.drain(DRAIN_S)
     ticker.cancel()

@@ -101,7 +101,23 @@ class Registry:
             for start in range(0, len(peers) - size + 1, size):
                 self._model_hash = model_hash
                 self._start(tuple(peers[start : start + size]))
-        self._fleet.num_lone_workers = len(self._lone)
+        waiting = self._lone_workers()
+        if waiting and waiting != self._fleet.lone_workers:
+            log.warning(waiting)
+        self._fleet.lone_workers = waiting
+
+    def _lone_workers(self) -> str:
+        """Say what the workers without a replica wait for; empty when there are none."""
+        size, count = self._config.world_size, len(self._lone)
+        if not count:
+            return ""
+        they = "1 worker waits" if count == 1 else f"{count} workers wait"
+        if size == 1:
+            return f"{they}: of another model than the replicas"
+        return (
+            f"{they} for partners: a replica takes {size} (tensor_parallel_size), all of one "
+            "model, build and device"
+        )
 
     def _start(self, members: tuple[bytes, ...]) -> None:
         number, self._next_number = self._next_number, self._next_number + 1

@@ -57,11 +57,12 @@ class Replica:
 
 
 class Fleet:
-    """All replicas by number, and the workers that wait for partners."""
+    """All replicas by number, and whether workers wait for partners."""
 
     def __init__(self, step_budget_s: float, clock: Callable[[], float]) -> None:
         self.replicas: dict[int, Replica] = {}
-        self.num_lone_workers = 0
+        self.lone_workers = ""
+        """Why workers that are here make no replica; empty when there are none."""
         self.clock = clock
         self._step_budget_s = step_budget_s
 
@@ -89,8 +90,8 @@ class Fleet:
             for replica in list(self.replicas.values())
             for why in replica.troubles(now, self._step_budget_s)
         ]
-        if self.num_lone_workers:
-            found.append(f"{self.num_lone_workers} workers wait for partners")
+        if self.lone_workers:
+            found.append(self.lone_workers)
         return found or ["no worker has registered"]
 
     def report(self, engine: str, num_held: int, extra_reasons: list[str]) -> EngineState:

@@ -106,7 +106,7 @@ def new_scheduler(
 ) -> Scheduler:
     """Return a scheduler bounded by the setting, the model, and the KV capacity."""
     model_len = facts.max_position_embeddings
-    return Scheduler(
+    scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=facts.block_size,
         vocab_size=facts.vocab_size,
@@ -121,6 +121,13 @@ def new_scheduler(
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,
     )
+    if scheduler.max_model_len < config.max_model_len:
+        log.warning(
+            f"max_model_len is {config.max_model_len}, served are {scheduler.max_model_len} "
+            f"tokens: the model has {model_len} positions, the KV cache room for "
+            f"{num_blocks * facts.block_size}"
+        )
+    return scheduler
 
 
 def freeze_heap() -> None:

@@ -165,8 +165,7 @@ class EngineThread:
         self._on_add = on_add
         self._loaded = loaded
         self._facts = loaded.facts(kv_cache_bytes)
-        longest = self._facts.max_position_embeddings
-        self._max_model_len = min(max_model_len or longest, longest)
+        self._max_model_len = max_model_len or self._facts.max_position_embeddings
         self._pipeline = pipeline
         self._bridge: Bridge | None = None
         self._thread: threading.Thread | None = None

@@ -18,7 +18,7 @@ from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
-from millrace.project import DEMO_MODEL, DEMO_NAME, check_model_folder
+from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
@@ -117,7 +117,7 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     try:
         check_model_folder(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
-        longest = _max_model_len(options.get("max_model_len"))
+        longest = _max_model_len(options.get("max_model_len"), folder)
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
@@ -150,7 +150,8 @@ def _size(field: str, given: str | int | None) -> int | None:
     return parse_size(field, given) if isinstance(given, str) else given
 
 
-def _max_model_len(given: int | None) -> int | None:
+def _max_model_len(given: int | None, folder: Path) -> int | None:
     if given is not None and given < 0:
         raise ValueError(f"max_model_len is {given}, allowed: 0 (the model's) or more")
+    check_length(given or 0, folder)
     return given

@@ -9,6 +9,7 @@ from pathlib import Path
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.state import RunState, StateFolder
+from worker.models.config import read_config
 
 HOME = Path(__file__).resolve().parent.parent
 DEMO_MODEL = HOME / "millrace" / "demo_model"
@@ -51,6 +52,19 @@ def check_model_folder(folder: Path) -> None:
         raise CommandError(f"no model folder at {folder}")
     if not (folder / "config.json").is_file():
         raise CommandError(f"{folder} is not a model folder: it has no config.json")
+
+
+def check_length(asked: int, folder: Path) -> None:
+    """Raise CommandError when a model has fewer positions than the sequences that are asked for.
+
+    Raises ModelFolderError for a config that cannot be served.
+    """
+    positions = read_config(folder).max_position_embeddings
+    if asked > positions:
+        raise CommandError(
+            f"max_model_len is {asked}, the model has {positions} positions "
+            f"({folder}/config.json): ask for fewer, or leave it out"
+        )
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

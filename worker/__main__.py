@@ -36,7 +36,7 @@ def main() -> None:
     try:
         server = build_server(settings)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: server.stop())
+            signal.signal(number, lambda *_: server.interrupt())
         server.run()
     except (ModelFolderError, PortTaken, ValueError, OSError) as error:
         sys.exit(f"worker: {error}")

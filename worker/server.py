@@ -53,7 +53,7 @@ def _checked(message: wire.ToWorker | Flight, kind: type[M]) -> M:
 
 
 class WorkerServer:
-    """Runs in the main thread; `stop` may be called from a signal handler."""
+    """Runs in the main thread; `interrupt` is for its signal handler, `stop` for anybody."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class WorkerServer:
         self._links: list[Link] = []
         self._startup_s: dict[str, float] = {}
         self._state = "starting"
+        self._is_loading = False
 
     def reasons(self) -> list[str]:
         """Return why this worker is not ready; empty = it serves."""
@@ -83,6 +84,12 @@ class WorkerServer:
     def stop(self) -> None:
         """Make `run` return after the step in flight."""
         self._inbox.put(None)
+
+    def interrupt(self) -> None:
+        """`stop` from a signal handler of the thread that runs: a load is broken off by raising."""
+        if self._is_loading:
+            raise Stopped
+        self.stop()
 
     def run(self) -> None:
         """Live until stopped; an error while loading the model is raised."""
@@ -104,6 +111,11 @@ class WorkerServer:
             front.send(self._hello)
             self._state = "waiting for a lease of the engine"
             lease = self._expect(wire.Lease)
+            if lease.world_size > 1:
+                log.warning(
+                    f"tensor_parallel_size is {lease.world_size}, and every worker computes the "
+                    "whole model: nothing is gained"
+                )
             host = self._engine.rpartition(":")[0]
             scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank))
             runner = self._prepare(scheduler, lease.rank)
@@ -135,7 +147,11 @@ class WorkerServer:
         """Go from a lease to a warm runner."""
         self._state = "loading the model"
         if self._loaded is None:
-            self._loaded = self._timed("load", self._load)
+            self._is_loading = True
+            try:
+                self._loaded = self._timed("load", self._load)
+            finally:
+                self._is_loading = False
             self._startup_s |= self._loaded.load_seconds
             self._metrics.watch(self._loaded.device)
         loaded = self._loaded

@@ -9,12 +9,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from common.model_folder import ModelFolderError
 from common.settings import inherited
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, place
 from millrace.processes import free_port, is_address, is_alive, is_listening, listener
-from millrace.project import DEMO_MODEL, DEMO_NAME, Project, check_model_folder, project
+from millrace.project import (
+    DEMO_MODEL,
+    DEMO_NAME,
+    Project,
+    check_length,
+    check_model_folder,
+    project,
+)
 from millrace.project import add_arguments as add_project_arguments
 from millrace.runner import Plan, Runner, in_background
 from millrace.state import StateFolder
@@ -119,6 +127,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         _check_environment(service.environment, variables)
         for mount in service.volumes:
             _check_source(file.root / mount.source, mount.target)
+    _check_length(variables)
     scales = {SCALES[option]: getattr(args, option) for option in SCALES if getattr(args, option)}
     for option, name in SCALES.items():
         if name in scales and name not in file.services:
@@ -171,6 +180,16 @@ def _check_source(source: Path, target: str) -> None:
         check_model_folder(source)
     elif not source.exists():
         raise CommandError(f"{source} does not exist")
+
+
+def _check_length(variables: dict[str, str]) -> None:
+    asked = variables.get("MAX_MODEL_LEN") or variables.get("MILLRACE_ENGINE_MAX_MODEL_LEN") or ""
+    if not asked.isdecimal():
+        return  # none, or the engine says what is wrong with it
+    try:
+        check_length(int(asked), Path(variables.get("MODEL") or DEMO_MODEL))
+    except ModelFolderError as error:
+        raise CommandError(str(error)) from error
 
 
 def _check_port(host: str, port: int) -> None:

@@ -16,6 +16,11 @@ from protos.worker import Hello, ToWorker
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
+LONE = (
+    "1 worker waits for partners: a replica takes 2 (tensor_parallel_size), all of one model, "
+    "build and device"
+)
+
 
 @pytest.fixture
 async def pairs() -> AsyncIterator[Stack]:
@@ -31,7 +36,7 @@ async def served(caller: Caller, slot: int) -> None:
 async def test_two_workers_make_a_replica_with_the_lesser_memory(pairs: Stack) -> None:
     async with calling(pairs.address) as caller:
         first = FakeWorker(pairs.registry.port, max_blocks=50)
-        await caller.until(lambda: "1 workers wait for partners" in caller.reasons())
+        await caller.until(lambda: LONE in caller.reasons())
         second = FakeWorker(pairs.registry.port, max_blocks=40)
         assert (await caller.ready()).num_blocks == 40
         await served(caller, 1)
@@ -49,7 +54,7 @@ async def test_a_worker_whose_partner_has_left_finds_another(pairs: Stack) -> No
     )
     async with calling(pairs.address) as caller:
         door.send(Hello("fake", "cpu", "m", "1"))
-        await caller.until(lambda: "1 workers wait for partners" in caller.reasons())
+        await caller.until(lambda: LONE in caller.reasons())
         door.close()
         context.term()
         workers = [FakeWorker(pairs.registry.port) for _ in range(2)]

@@ -62,6 +62,8 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
         ),
         (["--file", "{tmp}/no.yml"], "{tmp}/no.yml: [Errno 2]"),
         (["--model", "{tmp}/model", "--host", "999.1.1.1"], "--host 999.1.1.1 is no address of"),
+        (["--max-model-len", "99999"], "max_model_len is 99999, the model has 1024 positions ("),
+        (["--model", "{tmp}/model", "--max-model-len", "9"], "{tmp}/model/config.json: is not"),
     ],
 )
 def test_up_refuses_in_one_line(

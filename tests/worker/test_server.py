@@ -314,10 +314,10 @@ def test_shutdown_of_the_scheduler_means_a_new_life(engine: FakeEngine, running:
     engine.front.hello()
 
 
-def run_process(*arguments: str) -> subprocess.Popen[str]:
+def run_process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "worker", *arguments],
-        cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -337,6 +337,26 @@ def test_the_process_serves_and_ends_on_sigterm(engine: FakeEngine, tiny_folder:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr is not None and '"stopped"' in process.stderr.read()
+
+
+def test_a_stop_breaks_off_the_compilation_of_the_kernels(
+    engine: FakeEngine, tiny_folder: Path, tmp_path: Path
+) -> None:
+    compiler, began = tmp_path / "endless-c++", tmp_path / "began"
+    compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo > {began}; sleep 1000; }}\n")
+    compiler.chmod(0o755)
+    os.mkfifo(began)
+    arguments = (f"--model={tiny_folder}", f"--engine={engine.front.address}", "--metrics-port=0")
+    cache = tmp_path / "cache"
+    with run_process(*arguments, CXX=str(compiler), XDG_CACHE_HOME=str(cache)) as process:
+        scheduler = engine.scheduler()
+        peer, _ = engine.front.hello()
+        engine.front.lease(peer, scheduler.port)
+        began.read_text()  # returns when a compiler has begun
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr is not None and '"stopped"' in process.stderr.read()
+    assert [path.name for path in (cache / "millrace" / "kernels").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(

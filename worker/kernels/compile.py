@@ -14,11 +14,13 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -115,24 +117,60 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
     if not any(word.startswith(("-g", "-fsanitize")) for word in (*compiler, *flags)):
         flags = (*flags, *SLIM)
 
+    calls = _Calls()
+
     def one(source: Path) -> str:
         out = target.parent / f"{source.stem}.o"
-        _call([*compiler, *FLAGS, *flags, "-c", str(source), "-o", str(out)])
+        calls.run([*compiler, *FLAGS, *flags, "-c", str(source), "-o", str(out)])
         return str(out)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(one, sorted(SOURCES.glob("*.cpp"))))
-    trim = ("-Wl,--as-needed",) if sys.platform == "linux" else ()
-    _call([*compiler, *LINK_FLAGS, *flags, *trim, *objects, "-o", str(target), "-lm"])
+    with ThreadPoolExecutor(os.cpu_count()) as pool, calls:
+        compiled = [pool.submit(one, source) for source in sorted(SOURCES.glob("*.cpp"))]
+        for done in as_completed(compiled):
+            done.result()
+        objects = [done.result() for done in compiled]
+        trim = ("-Wl,--as-needed",) if sys.platform == "linux" else ()
+        calls.run([*compiler, *LINK_FLAGS, *flags, *trim, *objects, "-o", str(target), "-lm"])
 
 
-def _call(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        told = [line for line in done.stderr.splitlines() if "error" in line] or [
-            done.stderr[-200:]
-        ]
-        raise CompileError(f"{' '.join(command[:3])} … failed: {told[0].strip()}")
+class _Calls:
+    """Commands, each leading a group of its own; who leaves by an exception ends them all.
+
+    So a stop, which raises in the thread that waits, or the first error, waits for no compiler. The
+    group, because a driver that ends leaves its compiler behind.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            for process in self._running if kind else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def run(self, command: Sequence[str]) -> None:
+        """Run `command` to its end; raise CompileError when it fails."""
+        with self._lock:
+            if self._is_over:
+                raise CompileError(f"{command[0]}: not begun")
+            process = subprocess.Popen(
+                command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                process_group=0,
+            )  # fmt: skip
+            self._running.add(process)
+        _, stderr = process.communicate()
+        with self._lock:
+            self._running.remove(process)
+        if process.returncode:
+            told = [line for line in stderr.splitlines() if "error" in line] or [stderr[-200:]]
+            raise CompileError(f"{' '.join(command[:3])} … failed: {told[0].strip()}")
 
 
 @contextlib.contextmanager

@@ -14,9 +14,14 @@ from common.model_folder import Fields, read_object
 from worker.models.rope import Rope, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
-ALWAYS_SLIDING = {"MistralForCausalLM"}
-"""Without a `use_sliding_window`: in these a `sliding_window` alone is enough, for every layer."""
+ALWAYS_SLIDING = {"MistralForCausalLM": 4096}
+"""Without a `use_sliding_window`: in these a `sliding_window` alone is enough, for every layer, and
+is so wide where the field is left out; null means none."""
+HEAD_DIM = {"Qwen3ForCausalLM": 128}
+"""Where the field is left out; in other families a head is its part of the hidden size."""
 FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATIONS = ("silu", "swish")
+"""Two names of one function."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -61,7 +66,7 @@ def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
     architecture = _architecture(fields)
-    head_dim = _head_dim(fields, hidden_size, num_heads)
+    head_dim = _head_dim(fields, architecture, hidden_size, num_heads)
     rope = read_rope(fields, head_dim)
     return ModelConfig(
         architecture=architecture,
@@ -90,10 +95,11 @@ def _architecture(fields: Fields) -> str:
     return str(names[0])
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if fields.get("head_dim") is None and hidden_size % num_heads:
+def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:
+    left_out = HEAD_DIM.get(architecture)
+    if fields.get("head_dim") is None and left_out is None and hidden_size % num_heads:
         raise fields.error("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
-    head_dim = fields.size("head_dim", hidden_size // num_heads)
+    head_dim = fields.size("head_dim", left_out or hidden_size // num_heads)
     if head_dim % 2:
         raise fields.error("head_dim", head_dim, "an even number")
     return head_dim
@@ -117,14 +123,20 @@ def _windows(fields: Fields, architecture: str) -> tuple[int, ...]:
         raise fields.error("layer_types", kinds, f"a list of {num_layers}")
     if unknown := sorted({str(kind) for kind in kinds} - {FULL, SLIDING}):
         raise fields.error("layer_types", unknown, f"{FULL}, {SLIDING}")
-    window = fields.size("sliding_window") if SLIDING in kinds else 0
+    if SLIDING not in kinds:
+        return (0,) * num_layers
+    default = ALWAYS_SLIDING.get(architecture)
+    if default is None and not fields.flag("use_sliding_window"):
+        raise fields.error("layer_types", SLIDING, f"{FULL} without use_sliding_window")
+    window = fields.size("sliding_window", default)
     return tuple(window if kind == SLIDING else 0 for kind in kinds)
 
 
 def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
     """Return the first layer that slides; `num_layers` when none does."""
     if architecture in ALWAYS_SLIDING:
-        return num_layers if fields.get("sliding_window") is None else 0
+        is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
+        return num_layers if is_null else 0
     if not fields.flag("use_sliding_window"):
         return num_layers
     if fields.get("max_window_layers") == 0:
@@ -133,8 +145,8 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if (activation := fields.get("hidden_act") or "silu") != "silu":
-        raise fields.error("hidden_act", activation, "silu")
+    if (activation := fields.get("hidden_act") or "silu") not in ACTIVATIONS:
+        raise fields.error("hidden_act", activation, ", ".join(ACTIVATIONS))
     if fields.get("quantization_config") is not None:
         raise fields.error("quantization_config", "set", "absent")
     if fields.flag("use_mrope"):

@@ -41,12 +41,12 @@ def read_rope(config: Fields, head_dim: int) -> Rope:
         return Rope(_plain(theta, head_dim))
     theta = _theta(scaling, theta)
     _refuse_partial(scaling)
-    for name in scaling.names() - KNOWN:
-        raise scaling.error(name, scaling.get(name), "absent")
     field = "rope_type" if scaling.get("rope_type") is not None else "type"
     kind = scaling.get(field) or "default"
     if not isinstance(kind, str) or kind not in KINDS:
         raise scaling.error(field, kind, ", ".join(KINDS))
+    for name in sorted(scaling.names() - KNOWN):
+        raise scaling.error(name, scaling.get(name), "absent")
     return KINDS[kind](scaling, _plain(theta, head_dim), theta, config)
 
 

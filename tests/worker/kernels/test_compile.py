@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,6 +44,39 @@ def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> No
     linked = [line for line in calls.read_text().splitlines() if "-shared" in line]
     assert len(linked) == 1
     assert {p.name for p in path.parent.iterdir()} == {path.name, ".lock"}
+
+
+STUCK = """#!/bin/sh
+case "$*" in *--version*) echo stuck 1.0; exit 0;; esac
+case "$*" in *attention.cpp*) echo error: no >&2; exit 1;; esac
+sleep 1000 &
+echo $! >> {calls}
+wait
+"""
+
+
+def test_the_first_error_waits_for_no_compiler(tmp_path: Path) -> None:
+    compiler, calls = tmp_path / "stuck-c++", tmp_path / "calls"
+    compiler.write_text(STUCK.format(calls=calls))
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(CompileError, match="error: no"):
+        compile_library(tmp_path / "cache", str(compiler))
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {".lock"}
+    for pid in calls.read_text().split() if calls.exists() else ():
+        assert has_ended(int(pid)), "what a compiler has started ends with it"
+
+
+def has_ended(pid: int) -> bool:
+    """Wait a while for a process that was killed, and is not ours to reap."""
+    stat_file = Path(f"/proc/{pid}/stat")
+    for _ in range(500):
+        try:
+            if stat_file.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_the_name_follows_sources_flags_and_compiler(

@@ -12,6 +12,7 @@ from common.model_folder import ModelFolderError
 from tests.support.model_folders import TINY
 from worker.models.config import ModelConfig, read_config
 
+TYPES = ["full_attention", "sliding_attention"]
 REQUIRED = [
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings", "rms_norm_eps",
@@ -33,6 +34,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, remove="num_key_value_heads").num_kv_heads == 4
     assert read(tmp_path, head_dim=32).q_size == 128
     assert read(tmp_path, head_dim=None).head_dim == 8
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    assert read(tmp_path, hidden_act="swish") == read(tmp_path, hidden_act=None) == config
 
 
 def test_both_spellings(tmp_path: Path) -> None:
@@ -58,6 +61,8 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     [
         {"layer_types": ["full_attention"]},
         {"layer_types": ["full_attention", "chunked_attention"]},
+        {"layer_types": TYPES, "sliding_window": 8},
+        {"layer_types": TYPES, "sliding_window": 8, "use_sliding_window": False},
         {"use_mrope": True},
         {"partial_rotary_factor": 0.5},
         {"num_experts": 8},
@@ -87,7 +92,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any]) 
     [
         ({"use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
         ({"use_sliding_window": True, "sliding_window": 8}, "max_window_layers"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"layer_types": TYPES, "use_sliding_window": True}, "sliding_window"),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
     ],
@@ -103,7 +108,7 @@ def test_what_is_asked_for_by_half_is_named(
     ("scaling", "field"),
     [
         ({"type": "dynamic", "factor": 2.0}, "type"),
-        ({"rope_type": "longrope", "factor": 2.0}, "rope_type"),
+        ({"rope_type": "longrope", "factor": 2.0, "long_factor": [1.0]}, "rope_type"),
         ({"rope_type": ["yarn"]}, "rope_type"),
         ({"type": "linear", "factor": 0}, "factor"),
         ({"type": "linear", "factor": float("inf")}, "factor"),
@@ -131,10 +136,11 @@ def test_windows(tmp_path: Path) -> None:
     assert read(tmp_path, **old, max_window_layers=9).windows == (0, 0)
     assert read(tmp_path, sliding_window=8, max_window_layers=0).windows == (0, 0)
     kinds = ["sliding_attention", "full_attention"]
-    assert read(tmp_path, layer_types=kinds, sliding_window=8).windows == (8, 0)
+    assert read(tmp_path, layer_types=kinds, **old).windows == (8, 0)
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert read(tmp_path, **mistral, sliding_window=4).windows == (4, 4)
     assert read(tmp_path, **mistral, sliding_window=None).windows == (0, 0)
+    assert read(tmp_path, **mistral).windows == (4096, 4096)
 
 
 def test_yarn_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
