@@ -26,6 +26,7 @@ def test_model_folders(tmp_path: Path) -> None:
     folder = write_folder(
         tmp_path / "m", architectures=["Qwen3ForCausalLM"], torch_dtype="bfloat16",
         layer_types=["full_attention", "sliding_attention"], sliding_window=8,
+        use_sliding_window=True,
     )  # fmt: skip
     what = "(Qwen3ForCausalLM, 0.0 M parameters, bfloat16, 1 of 2 layers slide)"
     assert doctor.model(folder)[::2] == (

@@ -31,6 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "head-norm": {
         "architectures": ["Qwen3ForCausalLM"], "head_dim": 6,
         "layer_types": ["sliding_attention"] * 2, "sliding_window": 66,
+        "use_sliding_window": True,
     },
 }  # fmt: skip
 LENGTHS = (1, 5, 16, 17, 63, 64, 65, 130)
