@@ -24,7 +24,7 @@ def test_model_folders(tmp_path: Path) -> None:
     assert doctor.model(tmp_path / "none")[0] == "fail"
     assert "no config.json" in doctor.model(tmp_path)[2]
     folder = write_folder(
-        tmp_path / "m", architectures=["Qwen3ForCausalLM"], torch_dtype="bfloat16",
+        tmp_path / "m", architectures=["Qwen3ForCausalLM"], torch_dtype="bfloat16", head_dim=8,
         layer_types=["full_attention", "sliding_attention"], sliding_window=8,
         use_sliding_window=True,
     )  # fmt: skip

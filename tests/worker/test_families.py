@@ -32,7 +32,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama-3": LLAMA | {"rope_scaling": LLAMA3, "head_dim": 16, "tie_word_embeddings": False},
     "mistral": LLAMA | {"architectures": ["MistralForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 20, "rope_theta": 1e6},
-    "qwen3-biased": {"architectures": ["Qwen3ForCausalLM"], "attention_bias": True},
+    "qwen3-biased": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": True,
+        "head_dim": 8,
+    },
 }
 TOKEN_IDS = np.random.default_rng(8).integers(0, 96, 150).tolist()
 
