@@ -178,6 +178,14 @@ def test_slot_moves_nothing_onto_another_position(cells: SlotPool) -> None:
             cells.seq_add(ANNA, 4, None, delta)
 
 
+def test_slot_moves_nothing_from_beyond_the_last_cell(cells: SlotPool) -> None:
+    cells.allocate(ANNA, 6)
+    cells.seq_rm(ANNA, 3, 5)
+    before = list(cells.table(ANNA))
+    assert cells.seq_add(ANNA, 10, None, -7) == ((), ())
+    assert cells.table(ANNA) == before and cells.check() == []
+
+
 # ── STATIC: one range for each ───────────────────────────────────────────────────────────────
 
 

@@ -130,6 +130,7 @@ class SlotPool:
         """As KvLayout says; raises ValueError when a position is taken, or would be below zero."""
         table = self._tables[seq_id]
         end = len(table) if end is None else min(end, len(table))
+        end = max(start, end)  # nothing from beyond the last cell
         moving = table[start:end]
         rest = [*table[:start], *[HOLE] * len(moving), *table[end:]]
         place = slice(start + delta, end + delta)
