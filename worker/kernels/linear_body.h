@@ -1,8 +1,5 @@
 // The linear at one level: what floats and integers share, and both.
 
-inline Lanes load_columns(const float* p, int64_t count) {
-  return count >= PANEL ? load(p) : load_part(p, count, 0.0f);
-}
 inline void store_columns(float* p, Lanes a, int64_t count) {
   count >= PANEL ? store(p, a) : store_part(p, a, count);
 }
@@ -11,38 +8,40 @@ constexpr int64_t MOST_ROWS = 8, MOST_WIDTH = 4;  // of a tile
 // Rows that go by all weights together: their activations stay in the second cache.
 constexpr int64_t ROWS_PER_PASS = 128;
 
-// The sums of a tile from pass to pass. They stand in the output, or, where that has no whole panels,
-// in a copy.
+// What a thread keeps from pass to pass: the sums of a unit's panels. Those of a piece lie together,
+// [rows][width][16]; in the output they would be spread over as many pages as there are rows.
+struct PassSums {
+  alignas(64) float values[Order::MOST_PIECES][ROWS_PER_PASS * MOST_WIDTH * PANEL];
+};
+
+// Those of a tile: zeros before the first pass, written to the output after the last.
 struct TileSums {
   float* at;
   int64_t stride;
 
-  TileSums(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece)
-      : out_(a.out + row * a.num_outputs + piece.panel * PANEL),
+  TileSums(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
+           const Order& order, PassSums& sums)
+      : stride(order.width * PANEL),
+        out_(a.out + row * a.num_outputs + piece.panel * PANEL),
         out_stride_(a.num_outputs),
         num_rows_(num_rows),
         piece_(piece),
-        num_columns_(a.num_outputs - piece.panel * PANEL) {
-    bool whole = num_columns_ >= piece.num_panels * PANEL;
-    at = whole ? out_ : copy_;
-    stride = whole ? out_stride_ : MOST_WIDTH * PANEL;
-    if (whole && piece.k > 0) return;
-    each([&](int64_t m, int64_t p) {
-      Lanes sum = zero();
-      if (piece.k > 0)
-        sum = load_columns(out_ + m * out_stride_ + p * PANEL, num_columns_ - p * PANEL);
-      store(at + m * stride + p * PANEL, sum);
-    });
+        num_columns_(a.num_outputs - piece.panel * PANEL),
+        is_last_(piece.k + piece.num_inputs == order.num_inputs) {
+    float* values = sums.values[piece.panel / order.width % Order::MOST_PIECES];
+    at = values + row % ROWS_PER_PASS * stride;
+    if (piece.k == 0)
+      each([&](int64_t m, int64_t p) { store(at + m * stride + p * PANEL, zero()); });
+    if (is_last_)
+      each([&](int64_t m, int64_t p) {
+        __builtin_prefetch(out_ + m * out_stride_ + p * PANEL, 1, 2);
+      });
   }
 
-  // Another pass will go on with them.
-  void keep() const {
-    if (at == copy_) finish([](Lanes sum, int64_t) { return sum; });
-  }
-
-  // Write finished(sum, panel) of each.
+  // After the last pass write finished(sum, panel) of each.
   template <class Finished>
   void finish(Finished&& finished) const {
+    if (!is_last_) return;
     each([&](int64_t m, int64_t p) {
       Lanes sum = finished(load(at + m * stride + p * PANEL), piece_.panel + p);
       store_columns(out_ + m * out_stride_ + p * PANEL, sum, num_columns_ - p * PANEL);
@@ -60,7 +59,7 @@ struct TileSums {
   int64_t out_stride_, num_rows_;
   const Piece& piece_;
   int64_t num_columns_;
-  alignas(64) float copy_[MOST_ROWS * MOST_WIDTH * PANEL];
+  bool is_last_;
 };
 
 #include "linear_float_body.h"

@@ -152,9 +152,9 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
 // for the others.
 template <class W>
 void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
-                 const Piece& next, int64_t padded) {
+                 const Piece& next, const Order& order, PassSums& pass_sums) {
   alignas(64) float kept[MOST_WIDTH * KEPT_STRIDE];
-  int64_t stride = panel_bytes(W::FORMAT, padded);
+  int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
   const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
@@ -164,7 +164,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
               tiles.count);
   for (int64_t tile = 0; tile < tiles.count; tile++) {
     int64_t row = first + tiles.first(tile), rows = tiles.height(tile);
-    TileSums sums(a, row, rows, now);
+    TileSums sums(a, row, rows, now, order, pass_sums);
     FloatTile t{(const float*)a.scratch + row * padded + now.k * rows,
                 weights,
                 stride,
@@ -181,12 +181,9 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
       float_rows<W>(t, rows, now.num_panels);
     }
     fetch = t.fetch;
-    if (now.k + now.num_inputs == padded)
-      sums.finish([&](Lanes sum, int64_t panel) {
-        return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
-      });
-    else
-      sums.keep();
+    sums.finish([&](Lanes sum, int64_t panel) {
+      return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
+    });
   }
 }
 
@@ -206,8 +203,8 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     int64_t width = float_width(int(tiles.height(tiles.count - 1)));
     int64_t pass = tiles.count <= UNKEPT_TILES ? FLOAT_PASS : KEPT_INPUTS;
     Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
-    walk(run, order, [&](const Piece& now, const Piece& next) {
-      float_piece<W>(a, first, rows, now, next, padded);
+    walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
+      float_piece<W>(a, first, rows, now, next, order, sums);
     });
   }
 }

@@ -232,10 +232,11 @@ void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t r
 // One piece for rows first..first+num_rows-1. Of INT4 the first tile keeps its weights for the others.
 template <class W>
 void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
-               const Piece& next, int64_t padded) {
+               const Piece& next, const Order& order, PassSums& pass_sums) {
   constexpr bool HALVES = W::FORMAT == Format::INT4;
   alignas(64) uint8_t kept[HALVES ? MOST_WIDTH * KEPT_BYTES : 1];
-  int64_t stride = panel_bytes(W::FORMAT, padded), num_groups = padded / a.group;
+  int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
+  int64_t num_groups = padded / a.group;
   int64_t scale_bytes = HALVES ? num_groups * PANEL * 2 : 0;
   const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
   const uint8_t* scales = a.scales + now.panel * scale_bytes + now.k / a.group * PANEL * 2;
@@ -254,7 +255,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
   for (int64_t i = 0; i < tiles.count; i++) {
     int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
     QuantisedTile x(a, first, tiles, i, padded);
-    TileSums sums(a, row, rows, now);
+    TileSums sums(a, row, rows, now, order, pass_sums);
     bool kept_before = keep && i > 0;
     IntTile t{(const Activation*)x.at + now.k * rows,
               x.scales() + group * rows,
@@ -276,10 +277,6 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
     }
     if (!kept_before) int_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
-    if (now.k + now.num_inputs < padded) {
-      sums.keep();
-      continue;
-    }
     sums.finish([&](Lanes sum, int64_t panel) {
       if (!HALVES) sum = sum * load((const float*)a.scales + panel * PANEL);
       return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
@@ -303,8 +300,8 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     });
     int64_t width = int_width(int(tiles.height(tiles.count - 1)));
     Order order(ceil_div(a.num_outputs, PANEL), padded, width, INT_PASS, CACHED / rows);
-    walk(run, order, [&](const Piece& now, const Piece& next) {
-      int_piece<W>(a, first, rows, now, next, padded);
+    walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
+      int_piece<W>(a, first, rows, now, next, order, sums);
     });
   }
 }

@@ -215,12 +215,12 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
   prepare_strips(run, x.plan, [&](int64_t row, int64_t first, int64_t end) {
     quantise_strip<W>(a, x, row, first, end);
   });
-  tile_walk(run, x.plan.order(ceil_div(a.num_outputs, PANEL)),
-            [&](const Piece& now, const Piece& next, UnitSums& sums) {
-              if constexpr (W::FORMAT == Format::INT8) {
-                if (a.group == 256) return IntTilePiece<W, 256>(a, x, now, next, sums).compute();
-              }
-              a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, sums).compute()
-                             : IntTilePiece<W, 64>(a, x, now, next, sums).compute();
-            });
+  auto compute = [&](const Piece& now, const Piece& next, TileThread& thread) {
+    if constexpr (W::FORMAT == Format::INT8) {
+      if (a.group == 256) return IntTilePiece<W, 256>(a, x, now, next, thread.sums).compute();
+    }
+    a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, thread.sums).compute()
+                   : IntTilePiece<W, 64>(a, x, now, next, thread.sums).compute();
+  };
+  walk<TileThread>(run, x.plan.order(ceil_div(a.num_outputs, PANEL)), compute);
 }

@@ -51,22 +51,11 @@ struct TilePlan {
   }
 };
 
-// As `walk`, with the tiles set up and room for sums once per thread.
-template <class Compute>
-void tile_walk(const Run& run, const Order& order, Compute&& compute) {
-  int64_t threads = min_of(Shares::MOST, run.pool.num_threads());
-  int64_t count = min_of(threads, ceil_div(order.num_panels, QUAD));
-  Shares shares(order.num_panels, count);
-  run.pool.each(count, [&](int64_t, int thread) {
-    FullTiles tiles;
-    UnitSums sums;
-    Walk pieces(shares, order, thread % count);
-    for (Piece now = pieces.next(), next; now.num_panels > 0; now = next) {
-      next = pieces.next();
-      compute(now, next, sums);
-    }
-  });
-}
+// What a thread has while it walks.
+struct TileThread {
+  FullTiles tiles;
+  UnitSums sums;
+};
 
 // Call prepare(row, first input, end) for all rows, in strips that suit few rows and many and that
 // end where a pass does.
@@ -212,10 +201,10 @@ inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t 
   prepare_strips(run, plan, [&](int64_t row, int64_t first, int64_t end) {
     round_row(a, plan, row, first, end);
   });
-  tile_walk(run, plan.order(ceil_div(a.num_outputs, PANEL)),
-            [&](const Piece& now, const Piece& next, UnitSums& sums) {
-              float_tile_piece(a, plan, now, next, sums);
-            });
+  walk<TileThread>(run, plan.order(ceil_div(a.num_outputs, PANEL)),
+                   [&](const Piece& now, const Piece& next, TileThread& thread) {
+                     float_tile_piece(a, plan, now, next, thread.sums);
+                   });
 }
 
 #include "linear_int_tiles_body.h"

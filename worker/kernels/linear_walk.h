@@ -14,6 +14,7 @@ struct Piece {
 
 // Sizes of the walk.
 struct Order {
+  static constexpr int64_t MOST_PIECES = 8;  // of a unit, side by side
   int64_t num_panels;
   int64_t num_inputs;  // padded
   int64_t width;       // panels of a piece, side by side
@@ -29,7 +30,7 @@ struct Order {
         width(width),
         pass(pass),
         block(max_of(1, cached / pass) * pass),
-        unit(block < num_inputs ? 8 * width : width) {}
+        unit(block < num_inputs ? MOST_PIECES * width : width) {}
 };
 
 // One run of panels per thread. A thread takes from the front of its own, so that it reads memory in
@@ -114,18 +115,19 @@ class Walk {
   Piece now_{0, 0, order_.num_inputs, 0};
 };
 
-// Call compute(piece, the one after it) for all pieces, on all threads.
-template <class Compute>
+// Call compute(piece, the one after it, state) for all pieces, on all threads, each with its State.
+template <class State, class Compute>
 void walk(const Run& run, const Order& order, Compute&& compute) {
   constexpr int64_t WORTH_A_THREAD = 4;  // panels
   int64_t threads = min_of(Shares::MOST, run.pool.num_threads());
   int64_t count = min_of(threads, ceil_div(order.num_panels, WORTH_A_THREAD));
   Shares shares(order.num_panels, count);
   run.pool.each(count, [&](int64_t, int thread) {
+    State state;
     Walk pieces(shares, order, thread % count);
     for (Piece now = pieces.next(), next; now.num_panels > 0; now = next) {
       next = pieces.next();
-      compute(now, next);
+      compute(now, next, state);
     }
   });
 }
