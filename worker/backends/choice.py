@@ -37,6 +37,8 @@ def choose_backend(
     if library is None or library.kinds != ALL_KINDS:
         if quantization != "none":
             raise ValueError(f"quantization {quantization} needs the compiled kernels")
+        if kernel_level not in ("auto", "reference"):
+            raise ValueError(f"kernel_level {kernel_level} needs the compiled kernels")
         if dtype != "float32":
             log.warning("the cpu reference computes in float32", extra={"wanted_dtype": dtype})
         return ReferenceBackend(num_threads)

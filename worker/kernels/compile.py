@@ -108,6 +108,8 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
             with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
                 built = Path(scratch) / "library.so"
                 _compile(compiler, flags, built)
+                with built.open("rb") as whole:
+                    os.fsync(whole)  # or a power cut may leave the name and half of the file
                 os.replace(built, target)
     return target
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import tempfile
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
@@ -82,12 +83,20 @@ def load_library() -> Library | None:
     compiler = inherited({}).get("CXX", "")  # who names one wants it used
     try:
         packaged = None if compiler else packaged_library()
-        return Library(packaged or compiled_library(compiler))
+        return Library(packaged) if packaged else compiled_library(compiler)
     except (CompileError, OSError) as error:
         log.warning("SLOW: no compiled kernels, NumPy computes: %s", error)
         return None
 
 
-def compiled_library(compiler: str) -> Path:
-    """Return the library of the user's cache, compiled if it is not there."""
-    return compile_library(default_cache_dir() / "kernels", compiler)
+def compiled_library(compiler: str) -> Library:
+    """Load the library of the user's cache, compiled if it is not there.
+
+    Where nothing can be kept it is compiled for this process alone; raises CompileError or OSError.
+    """
+    try:
+        return Library(compile_library(default_cache_dir() / "kernels", compiler))
+    except OSError as error:
+        log.warning("the CPU kernels are compiled at every start, half a minute: %s", error)
+        with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:  # loaded, it may go
+            return Library(compile_library(Path(scratch), compiler))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import shutil
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -131,10 +132,34 @@ def test_without_any_library_numpy_computes_and_says_so(
             assert isinstance(choose_backend("auto", "float32"), ReferenceBackend)
             with pytest.raises(ValueError, match="int8 needs the compiled kernels"):
                 choose_backend("auto", "float32", "int8")
+            with pytest.raises(ValueError, match="kernel_level avx2 needs the compiled kernels"):
+                choose_backend("avx2", "float32")
+            assert isinstance(choose_backend("reference", "float32"), ReferenceBackend)
         told = [record for record in caplog.records if "no compiled kernels" in record.message]
         assert len(told) == 1 and "no compiler here" in told[0].message
     finally:
         load_library.cache_clear()
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, folders = load_library(), list[Path]()
+    (tmp_path / "taken").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    assert there is not None
+
+    def compiled(folder: Path, preferred: str = "") -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        folders.append(folder)
+        return Path(shutil.copy(there.path, folder))
+
+    monkeypatch.setattr(libraries, "compile_library", compiled)
+    with caplog.at_level(logging.WARNING):
+        library = libraries.compiled_library("")
+    assert library.highest_level is there.highest_level
+    assert len(folders) == 1 and not folders[0].exists()
+    assert "compiled at every start" in caplog.text and str(tmp_path / "taken") in caplog.text
 
 
 def test_the_packaged_library_counts_for_its_own_sources_only(
