@@ -37,6 +37,7 @@ constexpr int float_width(int) { return 1; }
 // A rectangle of the output and the inputs of one pass over it.
 struct FloatTile {
   const float* x;          // [inputs of the pass / BLOCK][rows][BLOCK]
+  const float* next_x;     // of the tile after it
   const uint8_t* weights;  // first panel, first input of the pass
   int64_t panel_stride;    // bytes
   int64_t num_blocks;
@@ -53,11 +54,13 @@ constexpr int64_t UNKEPT_TILES = 2;                   // of so few each makes fl
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 
 // The chains of the even inputs of block b; or those of the odd ones, with which the block is done.
-// A function of its own, so that nothing but the chains asks for registers.
+// A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
+// first cache leave time to fetch the activations of the next tile, half a block in each chain.
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
 __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
   Fetch fetch = t.fetch;
   const float* x = t.x + b * BLOCK * ROWS + ODD;
+  const float* next_x = t.next_x + (2 * b + ODD) * (BLOCK / 2 * ROWS);
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
   float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
@@ -65,6 +68,8 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
     fetch.step<PANELS>();
+    if constexpr (W::FORMAT == Format::F32 && 2 * ROWS >= FLOAT_ROWS)
+      __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
       Lanes weights[PANELS];
@@ -162,10 +167,14 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   bool keep = W::FORMAT != Format::F32 && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count);
+  auto x = [&](int64_t tile, int64_t k) {
+    return (const float*)a.scratch + (first + tiles.first(tile)) * padded + k * tiles.height(tile);
+  };
   for (int64_t tile = 0; tile < tiles.count; tile++) {
     int64_t row = first + tiles.first(tile), rows = tiles.height(tile);
     TileSums sums(a, row, rows, now, order, pass_sums);
-    FloatTile t{(const float*)a.scratch + row * padded + now.k * rows,
+    FloatTile t{x(tile, now.k),
+                tile + 1 < tiles.count ? x(tile + 1, now.k) : x(0, next.k),
                 weights,
                 stride,
                 now.num_inputs / BLOCK,
