@@ -1,6 +1,6 @@
 """How much memory this process may take, and sizes as people write them.
 
-Knows /proc and control groups. Knows no model.
+Knows /proc and the files of control groups. Knows no model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from worker.control_groups import groups
 
 KV_CACHE_SHARE = 0.25
 """Part of the free memory that keys and values take when no size is given."""
@@ -100,18 +102,7 @@ def _meminfo(name: str, root: Path = Path("/")) -> int | None:
 
 def _group_free(root: Path) -> int | None:
     """Return the least that this process's control group or one around it leaves."""
-    own = root / "proc/self/cgroup"
-    lines = own.read_text().splitlines() if own.exists() else ["0::/"]
-    left = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        top = root / "sys/fs/cgroup"
-        if "memory" in controllers.split(","):
-            top /= "memory"
-        elif number != "0":
-            continue
-        group = top / path.lstrip("/")
-        left += [_left_in(one) for one in (group, *group.parents) if one.is_relative_to(top)]
+    left = (_left_in(group) for group in groups("memory", root))
     return min((size for size in left if size is not None), default=None)
 
 

@@ -45,13 +45,21 @@ class CompileError(Exception):
 
 
 def find_compiler(preferred: str = "") -> tuple[str, ...]:
-    """Return the command of `preferred`, g++, clang++ or the ziglang package, or raise."""
-    for command in (preferred.split(), ["g++"], ["clang++"]):
-        if command and shutil.which(command[0]):
-            return tuple(command)
+    """Return the command of `preferred`, or of g++, clang++ or the ziglang package.
+
+    `preferred` is the text of $CXX. As with make and pip none replaces it when it names no program:
+    that, and no compiler at all, raise CompileError.
+    """
+    if command := preferred.split():
+        if not shutil.which(command[0]):
+            raise CompileError(f"$CXX is {preferred!r}, and there is no program {command[0]!r}")
+        return tuple(command)
+    for name in ("g++", "clang++"):
+        if shutil.which(name):
+            return (name,)
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
-    raise CompileError("no C++ compiler: neither $CXX, g++ nor clang++, nor the package ziglang")
+    raise CompileError("no C++ compiler: neither g++ nor clang++, nor the package ziglang")
 
 
 def library_name(compiler: Sequence[str], flags: Sequence[str] = ()) -> str:

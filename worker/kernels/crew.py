@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from worker.control_groups import groups
+
 
 class Crew:
     """`num_threads` threads, the caller's included; 0 = as many as cores available."""
@@ -37,12 +39,18 @@ class Crew:
                 share.result()
 
 
-def available_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the cores that affinity and control group leave to this process, at least 1."""
+def available_cores(root: Path = Path("/")) -> int:
+    """Return the cores that affinity and control groups leave to this process, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    if cpu_max.exists():
-        quota, _, period = cpu_max.read_text().partition(" ")
-        if quota != "max":
-            cores = min(cores, int(quota) // int(period))
-    return max(1, cores)
+    quotas = (_quota(group) for group in groups("cpu", root))
+    return max(1, min((cores, *(quota for quota in quotas if quota is not None))))
+
+
+def _quota(group: Path) -> int | None:
+    """Return the whole cores of `group`; None where it says nothing, or that it has no bound."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, then 1
+        if all((group / name).exists() for name in names):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return None if quota in ("max", "-1") else int(quota) // int(period)
+    return None

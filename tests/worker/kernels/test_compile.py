@@ -111,6 +111,27 @@ def test_a_preferred_compiler_comes_first_and_none_is_an_error(
         find_compiler()
 
 
+def test_a_preferred_compiler_that_is_not_there_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = r"\$CXX is 'no-such-c\+\+ -m64', and there is no program 'no-such-c\+\+'"
+    assert find_compiler(), "another one is here"
+    with pytest.raises(CompileError, match=words):
+        find_compiler("no-such-c++ -m64")
+    assert find_compiler(" ") == find_compiler(), "empty names none"
+    monkeypatch.setenv("CXX", "no-such-c++ -m64")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert load_library() is None
+    finally:
+        load_library.cache_clear()
+    [told] = caplog.records
+    assert "NumPy computes: $CXX is 'no-such-c++ -m64'" in told.getMessage()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_compiler_that_refuses_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"failed: .*no-such-flag") as raised:
         compile_library(tmp_path, flags=["--no-such-flag"])
