@@ -25,7 +25,7 @@ import numpy as np
 
 from worker.kernels.compile import SOURCES
 from worker.kernels.packed import Bytes, PackedWeight, Shape, Stored, pack_bias
-from worker.mapped_file import digests, in_huge_pages, map_bytes
+from worker.mapped_file import HUGE_PAGE, digests, in_huge_pages, map_bytes
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,7 @@ class _Writer:
         raw = json.dumps([self.entries, found]).encode()
         tail = raw + hashlib.sha256(raw).digest() + len(raw).to_bytes(8, "little")
         _write_all(self._file, memoryview(tail), self._end)
+        os.ftruncate(self._file, self._end + len(tail))
         data = map_bytes(self.path)
         os.replace(self.path, target)
         for old in _others(target):
@@ -258,6 +259,10 @@ def _checked(data: Bytes, num_threads: int) -> list[Entry]:
 
 
 def _write_all(file: int, data: memoryview, start: int) -> None:
+    """Write `data`, and zeros behind it up to a large page's end, which later data take the place
+    of. What first comes in a smaller part than a large page, the system keeps in small ones for as
+    long as the file stays in memory: 4 % of a decode step in int4."""
+    zeros = memoryview(bytes(-(start + len(data)) % HUGE_PAGE))
     done = 0
     while done < len(data):
-        done += os.pwrite(file, data[done:], start + done)
+        done += os.pwritev(file, [data[done:], zeros], start + done)
