@@ -211,16 +211,26 @@ struct Attention {
 
   // A tile that alone would keep a thread busy past the others' end is shared, the rest are not.
   void run(Pool& pool) const {
-    int64_t count = rows.count(), total = 0;
-    each_tile(count, [&](const RowTile& tile) { total += tile.num_splits; });
-    int64_t limit = max_of(1, total / (4 * pool.num_threads()));
-    if (pool.num_threads() == 1) limit = total;
-    int64_t threads = threads_of(pool, count);
+    int64_t count = rows.count(), threads = threads_of(pool, count);
+    int64_t limit = most_alone(pool, count, threads);
     Shares shares(count, threads);
     pool.each(threads, [&](int64_t own, int) { tiles_alone(&shares, own, limit); });
-    each_tile(count, [&](const RowTile& tile) {
+    each_tile(count, [&](const RowTile& tile, int64_t) {
       if (tile.num_splits > limit) tile_shared(pool, tile);
     });
+  }
+
+  // The most splits of a tile that is not shared. Where every thread has as much to do as any other,
+  // as of one long sequence with a key head for each, sharing only costs.
+  int64_t most_alone(Pool& pool, int64_t count, int64_t threads) const {
+    int64_t total = 0, busiest = 0, run = 0, own = 0;
+    each_tile(count, [&](const RowTile& tile, int64_t number) {
+      if (number == count * (own + 1) / threads) own++, run = 0;
+      total += tile.num_splits, run += tile.num_splits;
+      busiest = max_of(busiest, run);
+    });
+    if (8 * busiest * pool.num_threads() <= 9 * total) return total;
+    return max_of(1, total / (4 * pool.num_threads()));
   }
 
   template <class One>
@@ -228,7 +238,7 @@ struct Attention {
     RowTile tile = rows.tile(0);
     for (int64_t i = 0; i < count; i++) {
       if (i) tile = rows.after(tile);
-      one(tile);
+      one(tile, i);
     }
   }
 };
