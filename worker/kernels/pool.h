@@ -18,6 +18,13 @@ class Pool {
 
   int num_threads() const { return num_started_ + 1; }
 
+  // Say which memory will be read next, by every thread an equal run of it. A thread that has to
+  // wait fetches the begin of its own, so that memory is at work while one thread computes.
+  void expect(const uint8_t* from, int64_t bytes) {
+    expected_bytes_.store(bytes, std::memory_order_relaxed);
+    expected_.store(from, std::memory_order_relaxed);
+  }
+
   // Call piece(number, thread) for every number in 0..count-1, in any order, and wait for all.
   // `thread` is in 0..num_threads-1 and belongs to one running piece at a time.
   template <class Piece>
@@ -34,18 +41,29 @@ class Pool {
 
  private:
   using Call = void (*)(void*, int64_t, int);
+  // How far a thread is with what is expected.
+  struct Fetched {
+    int thread;
+    const uint8_t* of;
+    int64_t bytes;
+  };
+
   static void* serve(void* seat);
   void share(int64_t count, Call call, void* piece);
   void pull(uint32_t job, int thread);
-  bool wait_for_job(uint32_t seen);
+  template <class Done>
+  bool spin(Fetched& mine, Done&& done);
+  void fetch_or_relax(Fetched& mine);
+  bool wait_for_job(uint32_t seen, Fetched& mine);
 
   struct Seat {
     Pool* pool;
     pthread_t thread;
-    int number;
+    Fetched fetched;
   };
   Seat* seats_;
   int num_started_ = 0;
+  Fetched fetched_{0, nullptr, 0};  // by the caller
 
   // Job number in the upper half, next piece in the lower: a thread that comes late to a job can
   // take nothing of the next one by mistake.
@@ -54,6 +72,9 @@ class Pool {
   alignas(64) std::atomic<int64_t> count_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<void*> piece_{nullptr};
+  // Not one value: of two that do not belong together nothing but a useless fetch comes.
+  alignas(64) std::atomic<const uint8_t*> expected_{nullptr};
+  std::atomic<int64_t> expected_bytes_{0};
   alignas(64) std::atomic<int> num_asleep_{0};
   std::atomic<bool> stop_{false};
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;

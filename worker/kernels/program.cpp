@@ -1,6 +1,8 @@
 // The library's door: open a set of threads, run a list of operators, close. Plain C for ctypes.
 #include "program.h"
 
+#include "linear.h"
+
 #include <cstdlib>
 #include <new>
 
@@ -23,6 +25,15 @@ static const Levels* kernels_of(Kind kind) {
     case Kind::SILU_MUL: return &silu_mul_kernels;
     default: return nullptr;
   }
+}
+
+// Tell the threads of the weights of the next linear from operator i on.
+static void expect_linear(Pool& pool, const Op* ops, int64_t i, int64_t num_ops) {
+  while (i < num_ops && ops[i].kind != Kind::LINEAR) i++;
+  if (i == num_ops) return pool.expect(nullptr, 0);
+  auto a = ops[i].as<LinearArguments>();
+  int64_t panel = panel_bytes(a.format, padded_inputs(a.format, a.num_inputs, a.group));
+  pool.expect(a.weight, ceil_div(a.num_outputs, PANEL) * panel);
 }
 
 }  // namespace millrace
@@ -54,9 +65,11 @@ EXPORT int64_t millrace_run(void* pool, int32_t level, const Op* ops, int64_t nu
                             const Step* step) {
   FlushDenormals flush;
   Run run{*static_cast<Pool*>(pool), *step};
+  expect_linear(run.pool, ops, 0, num_ops);
   for (int64_t i = 0; i < num_ops; i++) {
     const Levels* kernels = kernels_of(ops[i].kind);
     if (!kernels) return i + 1;
+    if (ops[i].kind == Kind::LINEAR) expect_linear(run.pool, ops, i + 1, num_ops);
     if (step->count(ops[i].rows) > 0) kernels->at(Level(level))(run, ops[i]);
   }
   return 0;
