@@ -67,7 +67,7 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
   for (int m = 0; m < ROWS; m++)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
-    fetch.step<PANELS>();
+    fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
     if constexpr (W::FORMAT == Format::F32 && 2 * ROWS >= FLOAT_ROWS)
       __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2

@@ -57,7 +57,7 @@ struct IntTile {
 constexpr int64_t INT_PASS = 512;                 // inputs of a piece
 constexpr int64_t CHUNK = 64;                     // inputs of a row that stand side by side
 constexpr int64_t KEPT_BYTES = INT_PASS * PANEL;  // of a panel
-constexpr int64_t SOON = 512;  // bytes of a panel until its weights are wanted in the first cache
+constexpr int64_t SOON = 1024;  // bytes of a panel until its weights are wanted in the first cache
 
 // sums[m][p] += weights[p] · x[m]
 template <int ROWS, int PANELS>

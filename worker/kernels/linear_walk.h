@@ -168,11 +168,12 @@ struct Fetch {
     end = now + num_bytes;
   }
 
-  template <int PANELS>
+  // To the second cache: the first is full of what a tile of several rows works with.
+  template <int PANELS, int CACHE = 2>
   void step() {
     if (--steps_left > 0) return;
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, SECOND_CACHE);
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, 4 - CACHE);
     from += bytes;
     if (from == end) from = next;
     steps_left = every;
@@ -187,7 +188,6 @@ struct Fetch {
 
  private:
   static constexpr int64_t AHEAD = 2048;
-  static constexpr int SECOND_CACHE = 2;  // the first is full of what the tile works with
 };
 
 }  // namespace millrace
