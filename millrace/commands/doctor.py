@@ -25,8 +25,10 @@ from tokenizer_service.tokenizer import load_tokenizer
 from worker.backends.trial import trusted_level
 from worker.build import describe_folder
 from worker.kernels.compile import CompileError, find_compiler
+from worker.kernels.crew import available_cores
 from worker.kernels.library import Level as Instructions
 from worker.kernels.library import load_library
+from worker.memory import free_bytes
 
 Level = Literal["ok", "warn", "fail"]
 INSTRUCTIONS = {
@@ -66,28 +68,23 @@ def machine() -> Iterator[Finding]:
     """Look at the system, cores, memory and instruction sets."""
     linux = sys.platform == "linux"
     yield Finding("ok" if linux else "fail", "system", sys.platform)
-    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
-    yield Finding("ok", "cores", f"{cores} usable of {os.cpu_count()}")
+    yield Finding("ok", "cores", f"{available_cores()} usable of {os.cpu_count()}")
     if not linux:
         return
-    memory = _memory_gib()
+    memory = (free_bytes() or 0) / 2**30
     level: Level = "ok" if memory >= MIN_MEMORY_GIB else "warn"
     yield Finding(level, "memory", f"{memory:.1f} GiB available")
-    flags = set(_field("/proc/cpuinfo", "flags").split())
+    flags = _processor_flags()
     have = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     yield Finding("ok" if have else "warn", "cpu", ", ".join(have) or "no AVX2: slow")
 
 
-def _memory_gib() -> float:
-    return int(_field("/proc/meminfo", "MemAvailable").split()[0]) / 2**20
-
-
-def _field(path: str, name: str) -> str:
-    for line in Path(path).read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return ""
+def _processor_flags() -> set[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return set()
 
 
 def software() -> Iterator[Finding]:
