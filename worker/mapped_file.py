@@ -26,7 +26,7 @@ PIECE_BYTES = 16 << 20
 """What one thread hashes at a time."""
 MADV_COLLAPSE = 25
 """Linux 6.1: make large pages of those that are there; the module mmap has no name for it."""
-ENOUGH = 0.9
+ENOUGH = 0.75
 """Part of a mapping in large pages below which a copy is better."""
 OWN_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
