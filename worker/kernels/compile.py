@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
 """Names the sources and the kind of machine that PACKAGED was made of, and for."""
+LOOK_S = 0.2
+"""How often whoever waits for compilers looks for a stop."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wno-psabi"),
@@ -136,8 +138,11 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
 
     with ThreadPoolExecutor(os.cpu_count()) as pool, calls:
         compiled = [pool.submit(one, source) for source in sorted(SOURCES.glob("*.cpp"))]
-        for done in as_completed(compiled):
-            done.result()
+        waiting = set(compiled)
+        while waiting:  # a signal that comes just before a wait is seen after it only
+            done, waiting = wait(waiting, LOOK_S, FIRST_EXCEPTION)
+            for one_done in done:
+                one_done.result()
         objects = [done.result() for done in compiled]
         trim = ("-Wl,--as-needed",) if sys.platform == "linux" else ()
         calls.run([*compiler, *LINK_FLAGS, *flags, *trim, *objects, "-o", str(target), "-lm"])
