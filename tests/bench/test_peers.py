@@ -149,6 +149,10 @@ def test_the_page_says_where_a_peer_is_not_beaten(
     assert "prefill: Theirs has more" in table.document("", [], rows, task(tmp_path, [1, 8]))
 
 
+def test_every_reason_belongs_to_a_candidate() -> None:
+    assert table.REASONS.keys() <= {(c.name, c.weights) for c in CANDIDATES}
+
+
 def test_what_is_missing_is_a_dash(tmp_path: Path) -> None:
     peer = Candidate("peer", "Q8", FAKE, "int8")
     ours = outcome(Candidate(OURS, "int8", FAKE, "int8"), 22.0, 115.0, 114.0)
