@@ -3,19 +3,18 @@
 Processors differ, so what holds on some of them says on which.
 """
 
-ONEDNN_BF16 = (
-    "where the processor has a bfloat16 instruction oneDNN multiplies with it"
-    " (brg_matmul:avx512_core_bf16 in its log), two products at a time"
+BF16 = (
+    "where the processor has a bfloat16 instruction it multiplies with that, two products at a time"
 )
+ONEDNN_BF16 = f"{BF16} (brg_matmul:avx512_core_bf16 in oneDNN's log)"
 
 REASONS: dict[tuple[str, str], str] = {
     ("llama.cpp", "BF16"): (
-        "built with AVX512_BF16 it multiplies with that instruction, two products at a time;"
-        " why it reads faster at batch 1 there is not known."
+        f"{BF16} (vdpbf16ps in its library); why it reads faster at batch 1 there is not known."
     ),
     ("OpenVINO", "16 bit"): (
-        f"{ONEDNN_BF16}; elsewhere in float32 (f32 in its execution graph). It adds in whatever"
-        " order is fastest; ours keeps the order of the tile instruction, two chains over 32"
+        f"{BF16} (bf16 in its execution graph), elsewhere in float32. It adds in whatever order"
+        " is fastest; ours keeps the order of the tile instruction, two chains over 32"
         " inputs, whose sums are added up apart."
     ),
     ("OpenVINO", "int8"): (
