@@ -23,7 +23,8 @@ class Ceilings(NamedTuple):
 
     read_gb_per_s: float
     multiply_tflop_per_s: float
-    """bf16 tiles fed from the second cache at the AMX level, else float32 fused multiply-adds."""
+    """bf16 tiles fed from the second cache at the AMX level, products of bf16 pairs where there are
+    such instructions, else float32 fused multiply-adds."""
 
     def floor_s(self, num_bytes: float, num_operations: float, faster: float = 1.0) -> float:
         """Return the least time; `faster`: how many times the rate of `multiply` this kind has."""
@@ -35,7 +36,7 @@ def integer_rate(level: Level, weights: Format) -> float:
     """Return how many times faster than `multiply` the products of these weights can be."""
     if weights not in (Format.INT8, Format.INT4):
         return 1.0
-    return 2.0 if level is Level.AMX else 4.0
+    return 2.0 if level >= Level.AVX512_BF16 else 4.0
 
 
 class Machine:

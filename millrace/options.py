@@ -15,7 +15,7 @@ class ModelOptions(TypedDict, total=False):
     quantization: str
     """none (default), int8, int4."""
     kernel_level: str
-    """auto (default), amx, avx512, avx2, portable, reference."""
+    """auto (default), amx, avx512_bf16, avx512, avx2, portable, reference."""
     kv_cache_dtype: str
     """auto (default), bfloat16, float32."""
     threads: int

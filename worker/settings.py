@@ -36,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernel_level: Annotated[
         str,
         Meta(
-            description="instructions: auto, amx, avx512, avx2, portable, or reference (NumPy)",
-            pattern="^(auto|amx|avx512|avx2|portable|reference)$",
+            description="instructions: auto, amx, avx512_bf16, avx512, avx2, portable, or reference (NumPy)",
+            pattern="^(auto|amx|avx512_bf16|avx512|avx2|portable|reference)$",
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[

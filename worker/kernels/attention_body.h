@@ -1,5 +1,7 @@
 // Paged attention, once per level. See `attention.h` for the order of operations.
 #include "attention_ahead_body.h"
+#include "pair_lanes.h"
+
 #include "attention_cells_body.h"
 #include "attention_products_body.h"
 
@@ -248,6 +250,10 @@ void attention(const Run& run, const Op& op) {
   a.cache_format == Format::F32 ? Attention<FloatCache>{RowMap(a, run.step)}.run(run.pool)
                                 : Attention<Bf16Cache>{RowMap(a, run.step)}.run(run.pool);
 }
+
+#if LANES_LEVEL == 512
+#include "attention_pairs_body.h"
+#endif
 
 #if LANES_LEVEL == TILES_BESIDE
 #include "attention_tiles_body.h"

@@ -1,7 +1,7 @@
 // How keys and values are read, once per level.
 
 // A cache of float32: a pair of inputs of sixteen keys is two lines.
-struct FloatCache {
+struct FloatCache : FloatInputs {
   using Item = float;
   static constexpr int64_t LINES = 2;
   static Lanes even(const uint32_t* pair) { return load((const float*)pair); }
@@ -12,7 +12,7 @@ struct FloatCache {
 };
 
 // A cache of bfloat16: a pair is one line of words.
-struct Bf16Cache {
+struct Bf16Cache : FloatInputs {
   using Item = bf16;
   static constexpr int64_t LINES = 1;
   static Lanes even(const uint32_t* pair) { return even_bf16((const bf16*)pair); }

@@ -10,30 +10,30 @@ constexpr int MOST_ROWS = 2, MOST_GROUPS = 1, HALVES = 1;
 
 // scores[m][lane] = q[m] · key of the lane, for GROUPS groups of keys side by side.
 template <class C, int ROWS, int GROUPS>
-void score_rows(const float* q, const uint32_t* const* panels, int64_t head_dim,
+void score_rows(const typename C::Input* q, const uint32_t* const* panels, int64_t head_dim,
                 Ahead* ahead, float* scores) {
-  constexpr int64_t WORDS = C::LINES * 16;
+  constexpr int64_t WORDS = C::LINES * 16, STRIDE = MAX_HEAD_DIM / C::INPUTS;
   Ahead soon = *ahead;
   for (int64_t b = 0; b * 32 < head_dim; b++) {
     Lanes even[ROWS][GROUPS], odd[ROWS][GROUPS];
     for (int m = 0; m < ROWS; m++)
       for (int g = 0; g < GROUPS; g++) even[m][g] = odd[m][g] = zero();
     int64_t num_pairs = min_of(16, (head_dim - b * 32) / 2);
-    for (int64_t i = 0; i < num_pairs; i++) {
-      int64_t word = (b * 16 + i) * WORDS;
-      soon.step<3 / C::LINES>();
+    for (int64_t i = 0; i < num_pairs; i += C::INPUTS) {
+      int64_t word = (b * 16 + i) * WORDS, place = 2 * (b * 16 + i) / C::INPUTS;
+      soon.step<3 / (C::LINES * C::INPUTS)>();
       Lanes x[GROUPS];
       for (int g = 0; g < GROUPS; g++) x[g] = C::even(panels[g] + word);
 #pragma GCC unroll 8
       for (int m = 0; m < ROWS; m++) {
-        Lanes input = splat(q[m * MAX_HEAD_DIM + b * 32 + 2 * i]);
-        for (int g = 0; g < GROUPS; g++) even[m][g] = fma(input, x[g], even[m][g]);
+        auto input = q[m * STRIDE + place];
+        for (int g = 0; g < GROUPS; g++) even[m][g] = C::add(even[m][g], input, x[g]);
       }
       for (int g = 0; g < GROUPS; g++) x[g] = C::odd(panels[g] + word);
 #pragma GCC unroll 8
       for (int m = 0; m < ROWS; m++) {
-        Lanes input = splat(q[m * MAX_HEAD_DIM + b * 32 + 2 * i + 1]);
-        for (int g = 0; g < GROUPS; g++) odd[m][g] = fma(input, x[g], odd[m][g]);
+        auto input = q[m * STRIDE + place + 1];
+        for (int g = 0; g < GROUPS; g++) odd[m][g] = C::add(odd[m][g], input, x[g]);
       }
     }
 #pragma GCC unroll 8
@@ -146,6 +146,23 @@ void in_runs(int64_t first, int64_t stop, One&& one) {
   if constexpr (ROWS > 1) in_runs<ROWS - 1>(first, stop, one);
 }
 
+// scores[row][lane] of one or two groups of keys, each as a page holds it.
+template <class C, int GROUPS, class Queries>
+void score_side_by_side(const Queries& q, int64_t num_rows, const uint32_t* const* panels,
+                        int64_t head_dim, Ahead* ahead, float* scores) {
+  in_runs<MOST_ROWS>(0, num_rows, [&](auto count, int64_t r) {
+    score_rows<C, count.value, GROUPS>(q[r], panels, head_dim, ahead, scores + r * SPLIT);
+  });
+}
+template <class C, class Queries>
+void score_groups(const Queries& q, int64_t num_rows, const uint32_t* const* panels,
+                  int64_t num_groups, int64_t head_dim, Ahead* ahead, float* scores) {
+  if (num_groups == MOST_GROUPS)
+    return score_side_by_side<C, MOST_GROUPS>(q, num_rows, panels, head_dim, ahead, scores);
+  for (int64_t g = 0; g < num_groups; g++)
+    score_side_by_side<C, 1>(q, num_rows, panels + g, head_dim, ahead, scores + g * GROUP);
+}
+
 // The products of a tile's rows with the vectors of the level.
 template <class C>
 class VectorProducts {
@@ -153,11 +170,8 @@ class VectorProducts {
   VectorProducts(const float (*q)[MAX_HEAD_DIM], int64_t num_rows, int64_t head_dim)
       : q_(q), num_rows_(num_rows), head_dim_(head_dim) {}
 
-  // scores[row][lane] of one or two groups of keys, each as a page holds it.
   void score(const uint32_t* const* panels, int64_t num_groups, Ahead* ahead, float* scores) {
-    if (num_groups == MOST_GROUPS) return score_groups<MOST_GROUPS>(panels, ahead, scores);
-    for (int64_t g = 0; g < num_groups; g++)
-      score_groups<1>(panels + g, ahead, scores + g * GROUP);
+    score_groups<C>(q_, num_rows_, panels, num_groups, head_dim_, ahead, scores);
   }
 
   // Add one run of keys to rows `first` .. `stop`; those that see the same keys of it together.
@@ -176,13 +190,6 @@ class VectorProducts {
   }
 
  private:
-  template <int GROUPS>
-  void score_groups(const uint32_t* const* panels, Ahead* ahead, float* scores) {
-    in_runs<MOST_ROWS>(0, num_rows_, [&](auto count, int64_t r) {
-      score_rows<C, count.value, GROUPS>(q_[r], panels, head_dim_, ahead, scores + r * SPLIT);
-    });
-  }
-
   const float (*q_)[MAX_HEAD_DIM];
   int64_t num_rows_, head_dim_;
 };

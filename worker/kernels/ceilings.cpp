@@ -23,6 +23,7 @@ static float read_at(Level level, const uint8_t* from, int64_t bytes) {
 
 static float multiply_at(Level level, int64_t count) {
 #if defined(MILLRACE_X86_LEVELS)
+  if (level == Level::AVX512_BF16) return avx512::multiply_add_pairs(count);
   if (level >= Level::AVX512) return avx512::multiply_add(count);
   if (level == Level::AVX2) return avx2::multiply_add(count);
 #endif
@@ -92,5 +93,6 @@ EXPORT int64_t millrace_multiply(void* pool, int32_t level, const uint8_t* facto
   threads.each(pieces, [&](int64_t, int thread) {
     parts[thread % 64] += multiply_at(Level(level), count);
   });
-  return parts[0] == -1.0f ? 0 : pieces * count * 12 * 16 * 2;
+  int64_t pairs = Level(level) == Level::AVX512_BF16 ? 2 : 1;
+  return parts[0] == -1.0f ? 0 : pieces * count * 12 * 16 * 2 * pairs;
 }

@@ -25,3 +25,18 @@ inline float multiply_add(int64_t count) {
   for (Lanes part : sums) total = total + part;
   return sum(total);
 }
+
+#if LANES_LEVEL == 512
+// The same with products of pairs, twice as many operations.
+inline float multiply_add_pairs(int64_t count) {
+  __m512i factor = _mm512_set1_epi32(0x3f7f3f7f);
+  __m512 sums[12];
+  for (int i = 0; i < 12; i++) sums[i] = _mm512_set1_ps(float(i));
+  for (int64_t n = 0; n < count; n++)
+#pragma GCC unroll 12
+    for (int i = 0; i < 12; i++) asm("vdpbf16ps %1, %1, %0" : "+v"(sums[i]) : "v"(factor));
+  Lanes total = zero();
+  for (__m512 part : sums) total = total + Lanes{part};
+  return sum(total);
+}
+#endif

@@ -53,7 +53,9 @@ Level highest_level() {
                 more.has(more.b, 30) && more.has(more.b, 31) && more.has(more.c, 11);
   if (!avx512) return Level::AVX2;  // F, DQ, BW, VL, VNNI
   bool tiles = more.has(more.d, 22) && more.has(more.d, 24) && more.has(more.d, 25);
-  return tiles && (saved & 0x60000) == 0x60000 && may_use_tiles() ? Level::AMX : Level::AVX512;
+  if (tiles && (saved & 0x60000) == 0x60000 && may_use_tiles()) return Level::AMX;
+  bool pairs = more.a >= 1 && cpuid(7, 1).has(cpuid(7, 1).a, 5);  // AVX512_BF16
+  return pairs ? Level::AVX512_BF16 : Level::AVX512;
 }
 
 #else

@@ -16,7 +16,7 @@
 
 namespace millrace {
 
-enum class Level : int32_t { PORTABLE, AVX2, AVX512, AMX };
+enum class Level : int32_t { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX };
 
 // The highest level that processor and operating system both allow. Asks for AMX permission.
 Level highest_level();

@@ -26,10 +26,11 @@ class Level(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
-    AMX = 3
+    AVX512_BF16 = 3
+    AMX = 4
 
 
-LEVEL_NAMES = ("auto", "amx", "avx512", "avx2", "portable", "reference")
+LEVEL_NAMES = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "reference")
 
 
 class Library:

@@ -11,9 +11,9 @@
 namespace millrace {
 
 #if defined(MILLRACE_EMULATE_TILES)
-const Levels linear_kernels = EVERY_LEVEL_AND(linear, portable::linear_tiles);
+const Levels linear_kernels = EVERY_LEVEL_AND(linear, portable::linear, portable::linear_tiles);
 #elif defined(__x86_64__)
-const Levels linear_kernels = EVERY_LEVEL_AND(linear, avx512::linear_tiles);
+const Levels linear_kernels = EVERY_LEVEL_AND(linear, avx512::linear_pairs, avx512::linear_tiles);
 #else
 const Levels linear_kernels = EVERY_LEVEL(linear);
 #endif

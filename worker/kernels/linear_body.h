@@ -62,6 +62,8 @@ struct TileSums {
   bool is_last_;
 };
 
+#include "pair_lanes.h"
+
 #include "linear_float_body.h"
 #include "linear_int_body.h"
 
@@ -76,6 +78,14 @@ void linear(const Run& run, const Op& op) {
     case Format::INT4: return int_linear<Int4Weights>(run, a, num_rows);
   }
 }
+
+#if LANES_LEVEL == 512
+void linear_pairs(const Run& run, const Op& op) {
+  auto a = op.as<LinearArguments>();
+  if (a.format != Format::BF16) return linear(run, op);
+  float_linear<Bf16Pairs>(run, a, run.step.count(op.rows));
+}
+#endif
 
 #if LANES_LEVEL == TILES_BESIDE
 #include "linear_tiles_body.h"

@@ -1,25 +1,38 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
 
-struct F32Weights {
+struct F32Weights : FloatInputs {
   static constexpr Format FORMAT = Format::F32;
   static constexpr int64_t PAIR_BYTES = 128;
+  static constexpr bool WIDENS = false;
   static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
   static Lanes odd(const uint8_t* pair) { return load((const float*)pair + 16); }
 };
 
-struct F16Weights {
+struct F16Weights : FloatInputs {
   static constexpr Format FORMAT = Format::F16;
   static constexpr int64_t PAIR_BYTES = 64;
+  static constexpr bool WIDENS = true;
   static Lanes even(const uint8_t* pair) { return load_f16((const f16*)pair); }
   static Lanes odd(const uint8_t* pair) { return load_f16((const f16*)pair + 16); }
 };
 
-struct Bf16Weights {
+struct Bf16Weights : FloatInputs {
   static constexpr Format FORMAT = Format::BF16;
   static constexpr int64_t PAIR_BYTES = 64;
+  static constexpr bool WIDENS = true;
   static Lanes even(const uint8_t* pair) { return even_bf16((const bf16*)pair); }
   static Lanes odd(const uint8_t* pair) { return odd_bf16((const bf16*)pair); }
 };
+
+#if LANES_LEVEL == 512
+struct Bf16Pairs : InputPairs {
+  static constexpr Format FORMAT = Format::BF16;
+  static constexpr int64_t PAIR_BYTES = 64;
+  static constexpr bool WIDENS = false;
+  static Lanes even(const uint8_t* pair) { return even_pairs(pair, pair + PAIR_BYTES); }
+  static Lanes odd(const uint8_t* pair) { return odd_pairs(pair, pair + PAIR_BYTES); }
+};
+#endif
 
 // The tallest tile, and how many panels of it are summed side by side: one chain for every row and
 // panel fills the registers, and every value that is read goes into several products.
@@ -35,9 +48,10 @@ constexpr int float_width(int) { return 1; }
 #endif
 
 // A rectangle of the output and the inputs of one pass over it.
+template <class Input>
 struct FloatTile {
-  const float* x;          // [inputs of the pass / BLOCK][rows][BLOCK]
-  const float* next_x;     // of the tile after it
+  const Input* x;          // [inputs of the pass / BLOCK][rows][those of a BLOCK]
+  const Input* next_x;     // of the tile after it
   const uint8_t* weights;  // first panel, first input of the pass
   int64_t panel_stride;    // bytes
   int64_t num_blocks;
@@ -57,10 +71,11 @@ constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
 // A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
 // first cache leave time to fetch the activations of the next tile, half a block in each chain.
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
-__attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
+__attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
+  constexpr int64_t OF_ROW = BLOCK / W::INPUTS;
   Fetch fetch = t.fetch;
-  const float* x = t.x + b * BLOCK * ROWS + ODD;
-  const float* next_x = t.next_x + (2 * b + ODD) * (BLOCK / 2 * ROWS);
+  auto x = t.x + b * OF_ROW * ROWS + ODD;
+  auto next_x = t.next_x + (2 * b + ODD) * (OF_ROW / 2 * ROWS);
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
   float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
@@ -68,10 +83,10 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
     fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
-    if constexpr (W::FORMAT == Format::F32 && 2 * ROWS >= FLOAT_ROWS)
-      __builtin_prefetch(next_x + i * ROWS);
+    if constexpr (!W::WIDENS && 2 * ROWS >= FLOAT_ROWS)
+      __builtin_prefetch(next_x + i / W::INPUTS * ROWS);
 #pragma GCC unroll 2
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < 2; j += W::INPUTS) {
       Lanes weights[PANELS];
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++) {
@@ -81,12 +96,12 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
       }
 #pragma GCC unroll 16
       for (int m = 0; m < ROWS; m++) {
-        Lanes value = splat(x[m * BLOCK + 2 * j]);
+        typename W::Input value = x[m * OF_ROW + 2 * j];
 #pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) sums[m][p] = add_product(sums[m][p], value, weights[p]);
+        for (int p = 0; p < PANELS; p++) sums[m][p] = W::add(sums[m][p], value, weights[p]);
       }
     }
-    x += 4, pair += 2 * W::PAIR_BYTES;
+    x += 4 / W::INPUTS, pair += 2 * W::PAIR_BYTES;
     if (KEEP) kept += 4 * PANEL;
   }
   t.fetch = fetch;
@@ -104,7 +119,7 @@ __attribute__((noinline)) void add_chains(FloatTile& t, int64_t b, Lanes (&even)
 }
 
 template <class W, int ROWS, int PANELS, bool KEEP>
-void float_tile(FloatTile& t) {
+void float_tile(FloatTile<typename W::Input>& t) {
   for (int64_t b = 0; b < t.num_blocks; b++) {
     Lanes even[ROWS][PANELS];
     add_chains<W, ROWS, PANELS, KEEP, false>(t, b, even);
@@ -114,7 +129,7 @@ void float_tile(FloatTile& t) {
 
 // One tile over all panels of a piece, side by side while as many are left.
 template <class W, int ROWS, bool KEEP>
-void float_panels(FloatTile& t, int64_t num_panels) {
+void float_panels(FloatTile<typename W::Input>& t, int64_t num_panels) {
   constexpr int WIDTH = float_width(ROWS);
   Fetch begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
@@ -129,27 +144,27 @@ void float_panels(FloatTile& t, int64_t num_panels) {
 }
 
 template <class W, int ROWS = FLOAT_ROWS>
-void float_rows(FloatTile& t, int64_t num_rows, int64_t num_panels) {
+void float_rows(FloatTile<typename W::Input>& t, int64_t num_rows, int64_t num_panels) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return float_rows<W, ROWS - 1>(t, num_rows, num_panels);
   }
-  if constexpr (W::FORMAT != Format::F32 && 2 * ROWS >= FLOAT_ROWS) {
+  if constexpr (W::WIDENS && 2 * ROWS >= FLOAT_ROWS) {
     if (t.keep) return float_panels<W, ROWS, true>(t, num_panels);
   }
   float_panels<W, ROWS, false>(t, num_panels);
 }
 
 // Inputs first..end-1 of some rows as the products take them: a block of each beside that of the
-// next, rounded for BF16, filled up with zeros. out: [inputs / BLOCK][rows][BLOCK]
+// next, rounded for BF16, filled up with zeros. out: [inputs / BLOCK][rows][those of a BLOCK]
 template <class W>
 void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64_t first,
-                  int64_t end, float* out) {
+                  int64_t end, typename W::Input* out) {
   for (int64_t m = 0; m < num_rows; m++)
     for (int64_t k = first; k < end; k += 16) {
       const float* x = a.x + (row + m) * a.num_inputs + k;
       Lanes values = k + 16 <= a.num_inputs ? load(x) : load_part(x, a.num_inputs - k, 0.0f);
       if (W::FORMAT == Format::BF16) values = nearest_bf16(values);
-      store(out + (k / BLOCK * num_rows + m) * BLOCK + k % BLOCK, values);
+      W::write(values, out + (k / BLOCK * num_rows * BLOCK + m * BLOCK + k % BLOCK) / W::INPUTS);
     }
 }
 
@@ -158,37 +173,41 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
 template <class W>
 void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
                  const Piece& next, const Order& order, PassSums& pass_sums) {
-  alignas(64) float kept[MOST_WIDTH * KEPT_STRIDE];
+  using Input = typename W::Input;
+  alignas(64) float kept[W::WIDENS ? MOST_WIDTH * KEPT_STRIDE : 1];
   int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
   const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
   Tiles tiles(num_rows, FLOAT_ROWS);
-  bool keep = W::FORMAT != Format::F32 && tiles.count > UNKEPT_TILES;
+  bool keep = W::WIDENS && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count);
   auto x = [&](int64_t tile, int64_t k) {
-    return (const float*)a.scratch + (first + tiles.first(tile)) * padded + k * tiles.height(tile);
+    int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
+    return (const Input*)a.scratch + start / W::INPUTS;
   };
   for (int64_t tile = 0; tile < tiles.count; tile++) {
     int64_t row = first + tiles.first(tile), rows = tiles.height(tile);
     TileSums sums(a, row, rows, now, order, pass_sums);
-    FloatTile t{x(tile, now.k),
-                tile + 1 < tiles.count ? x(tile + 1, now.k) : x(0, next.k),
-                weights,
-                stride,
-                now.num_inputs / BLOCK,
-                sums.at,
-                sums.stride,
-                fetch,
-                keep,
-                kept};
-    if (keep && tile > 0) {
-      t.weights = (const uint8_t*)kept, t.panel_stride = KEPT_STRIDE * 4;
-      float_rows<F32Weights>(t, rows, now.num_panels);
-    } else {
-      float_rows<W>(t, rows, now.num_panels);
+    FloatTile<Input> t{x(tile, now.k),
+                       tile + 1 < tiles.count ? x(tile + 1, now.k) : x(0, next.k),
+                       weights,
+                       stride,
+                       now.num_inputs / BLOCK,
+                       sums.at,
+                       sums.stride,
+                       fetch,
+                       keep,
+                       kept};
+    bool kept_before = keep && tile > 0;
+    if constexpr (W::WIDENS) {
+      if (kept_before) {
+        t.weights = (const uint8_t*)kept, t.panel_stride = KEPT_STRIDE * 4;
+        float_rows<F32Weights>(t, rows, now.num_panels);
+      }
     }
+    if (!kept_before) float_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
     sums.finish([&](Lanes sum, int64_t panel) {
       return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
@@ -207,10 +226,10 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
       int64_t row = first + tiles.first(piece / strips), k = piece % strips * strip;
       prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
-                      (float*)a.scratch + row * padded);
+                      (typename W::Input*)a.scratch + row * padded / W::INPUTS);
     });
     int64_t width = float_width(int(tiles.height(tiles.count - 1)));
-    int64_t pass = tiles.count <= UNKEPT_TILES ? FLOAT_PASS : KEPT_INPUTS;
+    int64_t pass = tiles.count <= UNKEPT_TILES ? FLOAT_PASS : KEPT_INPUTS * W::INPUTS;
     Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       float_piece<W>(a, first, rows, now, next, order, sums);

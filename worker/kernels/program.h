@@ -25,13 +25,14 @@ void each_row(const Run& run, const Op& op, Row&& row) {
   });
 }
 
-// One kernel at the four levels; a level without one of its own takes the one below.
+// One kernel at the five levels; a level without one of its own takes the one below.
 struct Levels {
-  Kernel portable, avx2, avx512, amx;
+  Kernel portable, avx2, avx512, avx512_bf16, amx;
 
   Kernel at(Level level) const {
     switch (level) {
       case Level::AMX: return amx;
+      case Level::AVX512_BF16: return avx512_bf16;
       case Level::AVX512: return avx512;
       case Level::AVX2: return avx2;
       default: return portable;
@@ -40,11 +41,12 @@ struct Levels {
 };
 
 #if defined(MILLRACE_X86_LEVELS)
-#define EVERY_LEVEL_AND(name, amx) {portable::name, avx2::name, avx512::name, amx}
-#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, avx512::name)
+#define EVERY_LEVEL_AND(name, pairs, amx) {portable::name, avx2::name, avx512::name, pairs, amx}
+#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, avx512::name, avx512::name)
 #else
-#define EVERY_LEVEL_AND(name, amx) {portable::name, portable::name, portable::name, amx}
-#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, portable::name)
+#define EVERY_LEVEL_AND(name, pairs, amx) \
+  {portable::name, portable::name, portable::name, pairs, amx}
+#define EVERY_LEVEL(name) EVERY_LEVEL_AND(name, portable::name, portable::name)
 #endif
 
 // Each is defined in the file of its operator.
