@@ -1,4 +1,5 @@
 // What the machine can do at best, measured by loops that do nothing else. Once per level.
+#include "pair_lanes.h"
 
 // Read `bytes` of memory in pieces of PIECE, four streams in each; returns something of all of it.
 inline float read_piece(const uint8_t* from, int64_t bytes) {
@@ -29,14 +30,13 @@ inline float multiply_add(int64_t count) {
 #if LANES_LEVEL == 512
 // The same with products of pairs, twice as many operations.
 inline float multiply_add_pairs(int64_t count) {
-  __m512i factor = _mm512_set1_epi32(0x3f7f3f7f);
-  __m512 sums[12];
-  for (int i = 0; i < 12; i++) sums[i] = _mm512_set1_ps(float(i));
+  Lanes sums[12], factor = {_mm512_castsi512_ps(_mm512_set1_epi32(0x3f7f3f7f))};
+  for (int i = 0; i < 12; i++) sums[i] = splat(float(i));
   for (int64_t n = 0; n < count; n++)
 #pragma GCC unroll 12
-    for (int i = 0; i < 12; i++) asm("vdpbf16ps %1, %1, %0" : "+v"(sums[i]) : "v"(factor));
+    for (int i = 0; i < 12; i++) sums[i] = InputPairs::add(sums[i], 0x3f7f3f7f, factor);
   Lanes total = zero();
-  for (__m512 part : sums) total = total + Lanes{part};
+  for (Lanes part : sums) total = total + part;
   return sum(total);
 }
 #endif
