@@ -1,6 +1,8 @@
 // The packed linear at every level. See `linear.h`.
 #include "linear.h"
 
+#include <type_traits>
+
 #include "linear_walk.h"
 #include "program.h"
 #include "tiles.h"

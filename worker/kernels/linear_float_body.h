@@ -1,34 +1,43 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
 
+// `Kept` is what the first of many tiles makes of its weights, for the others; void: nothing.
 struct F32Weights : FloatInputs {
+  using Kept = void;
   static constexpr Format FORMAT = Format::F32;
   static constexpr int64_t PAIR_BYTES = 128;
-  static constexpr bool WIDENS = false;
   static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
   static Lanes odd(const uint8_t* pair) { return load((const float*)pair + 16); }
 };
 
 struct F16Weights : FloatInputs {
+  using Kept = F32Weights;
   static constexpr Format FORMAT = Format::F16;
   static constexpr int64_t PAIR_BYTES = 64;
-  static constexpr bool WIDENS = true;
   static Lanes even(const uint8_t* pair) { return load_f16((const f16*)pair); }
   static Lanes odd(const uint8_t* pair) { return load_f16((const f16*)pair + 16); }
 };
 
 struct Bf16Weights : FloatInputs {
+  using Kept = F32Weights;
   static constexpr Format FORMAT = Format::BF16;
   static constexpr int64_t PAIR_BYTES = 64;
-  static constexpr bool WIDENS = true;
   static Lanes even(const uint8_t* pair) { return even_bf16((const bf16*)pair); }
   static Lanes odd(const uint8_t* pair) { return odd_bf16((const bf16*)pair); }
 };
 
 #if LANES_LEVEL == 512
-struct Bf16Pairs : InputPairs {
+struct KeptPairs : InputPairs {
+  using Kept = void;
   static constexpr Format FORMAT = Format::BF16;
   static constexpr int64_t PAIR_BYTES = 64;
-  static constexpr bool WIDENS = false;
+  static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
+  static Lanes odd(const uint8_t* pair) { return load((const float*)(pair + PAIR_BYTES)); }
+};
+
+struct Bf16Pairs : InputPairs {
+  using Kept = KeptPairs;
+  static constexpr Format FORMAT = Format::BF16;
+  static constexpr int64_t PAIR_BYTES = 64;
   static Lanes even(const uint8_t* pair) { return even_pairs(pair, pair + PAIR_BYTES); }
   static Lanes odd(const uint8_t* pair) { return odd_pairs(pair, pair + PAIR_BYTES); }
 };
@@ -58,14 +67,17 @@ struct FloatTile {
   float* sums;             // of the passes so far
   int64_t sums_stride;
   Fetch fetch;
-  bool keep;               // write the weights as float32, for the tiles after this one
+  bool keep;               // write the weights as W::Kept, for the tiles after this one
   float* kept;
 };
 
 // Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
 constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
-constexpr int64_t UNKEPT_TILES = 2;                   // of so few each makes floats for itself
-constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // floats
+constexpr int64_t UNKEPT_TILES = 2;                   // so few make their own
+constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
+
+template <class W>
+constexpr bool keeps = !std::is_void_v<typename W::Kept>;
 
 // The chains of the even inputs of block b; or those of the odd ones, with which the block is done.
 // A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
@@ -77,13 +89,13 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
   auto x = t.x + b * OF_ROW * ROWS + ODD;
   auto next_x = t.next_x + (2 * b + ODD) * (OF_ROW / 2 * ROWS);
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
-  float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
+  float* kept = KEEP ? t.kept + (b * OF_ROW + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
   for (int m = 0; m < ROWS; m++)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
     fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
-    if constexpr (!W::WIDENS && 2 * ROWS >= FLOAT_ROWS)
+    if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS)
       __builtin_prefetch(next_x + i / W::INPUTS * ROWS);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j += W::INPUTS) {
@@ -102,15 +114,17 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
       }
     }
     x += 4 / W::INPUTS, pair += 2 * W::PAIR_BYTES;
-    if (KEEP) kept += 4 * PANEL;
+    if (KEEP) kept += 4 / W::INPUTS * PANEL;
   }
   t.fetch = fetch;
+  float* const to = t.sums;
+  const int64_t stride = t.sums_stride;
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) {
       if constexpr (ODD) {
-        float* sum = t.sums + m * t.sums_stride + p * PANEL;
+        float* sum = to + m * stride + p * PANEL;
         store(sum, load(sum) + (even[m][p] + sums[m][p]));
       } else {
         even[m][p] = sums[m][p];
@@ -118,8 +132,75 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
     }
 }
 
+#if LANES_LEVEL == 512
+// Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights lie in the first cache: so few rows that
+// their sums and both chains stay in registers over all blocks.
+template <int ROWS, int PANELS, int HEIGHT>
+__attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first) {
+  constexpr int64_t OF_ROW = BLOCK / KeptPairs::INPUTS;
+  Fetch fetch = t.fetch;
+  const uint32_t *x = t.x + first * OF_ROW, *next_x = t.next_x;
+  const uint8_t* pair = t.weights;
+  float* to = t.sums + first * t.sums_stride;
+  int64_t stride = t.sums_stride, panel_stride = t.panel_stride;
+  Lanes sums[ROWS][PANELS];
+#pragma GCC unroll 4
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) sums[m][p] = load(to + m * stride + p * PANEL);
+  for (int64_t b = 0; b < t.num_blocks; b++, x += (HEIGHT - 1) * OF_ROW) {
+    Lanes chains[2][ROWS][PANELS];
+    for (int odd = 0; odd < 2; odd++)
+      for (int m = 0; m < ROWS; m++)
+        for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
+    for (int64_t i = 0; i < OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
+      if (first < 2 * ROWS) fetch.step<PANELS>();  // what is left of a tile after two is fetched
+      if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * OF_ROW / 8;
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++) {
+        Lanes weights[PANELS];
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+          const uint8_t* from = pair + p * panel_stride;
+          weights[p] = odd ? KeptPairs::odd(from) : KeptPairs::even(from);
+          asm("" : "+v"(weights[p].v));  // or gcc 12 reads it again for every row
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+          for (int p = 0; p < PANELS; p++)
+            chains[odd][m][p] =
+                KeptPairs::add(chains[odd][m][p], x[m * OF_ROW + odd], weights[p]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++)
+        sums[m][p] = sums[m][p] + (chains[0][m][p] + chains[1][m][p]);
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) store(to + m * stride + p * PANEL, sums[m][p]);
+  t.fetch = fetch;
+}
+
+template <int PANELS, int HEIGHT, int FIRST = 0>
+void kept_tile(FloatTile<uint32_t>& t) {
+  constexpr int LEFT = HEIGHT - FIRST, ROWS = LEFT == 4 ? 2 : LEFT < 3 ? LEFT : 3;
+  if constexpr (LEFT > 0) {
+    add_kept_blocks<ROWS, PANELS, HEIGHT>(t, FIRST);
+    kept_tile<PANELS, HEIGHT, FIRST + ROWS>(t);
+  }
+}
+#endif
+
 template <class W, int ROWS, int PANELS, bool KEEP>
 void float_tile(FloatTile<typename W::Input>& t) {
+#if LANES_LEVEL == 512
+  if constexpr (std::is_same_v<W, KeptPairs>) return kept_tile<PANELS, ROWS>(t);
+#endif
   for (int64_t b = 0; b < t.num_blocks; b++) {
     Lanes even[ROWS][PANELS];
     add_chains<W, ROWS, PANELS, KEEP, false>(t, b, even);
@@ -148,7 +229,7 @@ void float_rows(FloatTile<typename W::Input>& t, int64_t num_rows, int64_t num_p
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return float_rows<W, ROWS - 1>(t, num_rows, num_panels);
   }
-  if constexpr (W::WIDENS && 2 * ROWS >= FLOAT_ROWS) {
+  if constexpr (keeps<W> && 2 * ROWS >= FLOAT_ROWS) {
     if (t.keep) return float_panels<W, ROWS, true>(t, num_panels);
   }
   float_panels<W, ROWS, false>(t, num_panels);
@@ -174,13 +255,13 @@ template <class W>
 void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
                  const Piece& next, const Order& order, PassSums& pass_sums) {
   using Input = typename W::Input;
-  alignas(64) float kept[W::WIDENS ? MOST_WIDTH * KEPT_STRIDE : 1];
+  alignas(64) float kept[keeps<W> ? MOST_WIDTH * KEPT_STRIDE : 1];
   int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
   const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
   Tiles tiles(num_rows, FLOAT_ROWS);
-  bool keep = W::WIDENS && tiles.count > UNKEPT_TILES;
+  bool keep = keeps<W> && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count);
   auto x = [&](int64_t tile, int64_t k) {
@@ -201,10 +282,10 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
                        keep,
                        kept};
     bool kept_before = keep && tile > 0;
-    if constexpr (W::WIDENS) {
+    if constexpr (keeps<W>) {
       if (kept_before) {
         t.weights = (const uint8_t*)kept, t.panel_stride = KEPT_STRIDE * 4;
-        float_rows<F32Weights>(t, rows, now.num_panels);
+        float_rows<typename W::Kept>(t, rows, now.num_panels);
       }
     }
     if (!kept_before) float_rows<W>(t, rows, now.num_panels);
