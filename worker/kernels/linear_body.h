@@ -64,6 +64,10 @@ struct TileSums {
 
 #include "pair_lanes.h"
 
+#include "linear_float_tile_body.h"
+#if LANES_LEVEL == 512
+#include "linear_pairs_body.h"
+#endif
 #include "linear_float_body.h"
 #include "linear_int_body.h"
 

@@ -1,78 +1,9 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
 
-// `Kept` is what the first of many tiles makes of its weights, for the others; void: nothing.
-struct F32Weights : FloatInputs {
-  using Kept = void;
-  static constexpr Format FORMAT = Format::F32;
-  static constexpr int64_t PAIR_BYTES = 128;
-  static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
-  static Lanes odd(const uint8_t* pair) { return load((const float*)pair + 16); }
-};
-
-struct F16Weights : FloatInputs {
-  using Kept = F32Weights;
-  static constexpr Format FORMAT = Format::F16;
-  static constexpr int64_t PAIR_BYTES = 64;
-  static Lanes even(const uint8_t* pair) { return load_f16((const f16*)pair); }
-  static Lanes odd(const uint8_t* pair) { return load_f16((const f16*)pair + 16); }
-};
-
-struct Bf16Weights : FloatInputs {
-  using Kept = F32Weights;
-  static constexpr Format FORMAT = Format::BF16;
-  static constexpr int64_t PAIR_BYTES = 64;
-  static Lanes even(const uint8_t* pair) { return even_bf16((const bf16*)pair); }
-  static Lanes odd(const uint8_t* pair) { return odd_bf16((const bf16*)pair); }
-};
-
-#if LANES_LEVEL == 512
-struct KeptPairs : InputPairs {
-  using Kept = void;
-  static constexpr Format FORMAT = Format::BF16;
-  static constexpr int64_t PAIR_BYTES = 64;
-  static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
-  static Lanes odd(const uint8_t* pair) { return load((const float*)(pair + PAIR_BYTES)); }
-};
-
-struct Bf16Pairs : InputPairs {
-  using Kept = KeptPairs;
-  static constexpr Format FORMAT = Format::BF16;
-  static constexpr int64_t PAIR_BYTES = 64;
-  static Lanes even(const uint8_t* pair) { return even_pairs(pair, pair + PAIR_BYTES); }
-  static Lanes odd(const uint8_t* pair) { return odd_pairs(pair, pair + PAIR_BYTES); }
-};
-#endif
-
-// The tallest tile, and how many panels of it are summed side by side: one chain for every row and
-// panel fills the registers, and every value that is read goes into several products.
-#if LANES_LEVEL == 512
-constexpr int64_t FLOAT_ROWS = 8;
-constexpr int float_width(int rows) { return rows <= 2 ? 4 : 3; }
-#elif LANES_LEVEL == 256
-constexpr int64_t FLOAT_ROWS = 6;
-constexpr int float_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-#else
-constexpr int64_t FLOAT_ROWS = 4;
-constexpr int float_width(int) { return 1; }
-#endif
-
-// A rectangle of the output and the inputs of one pass over it.
-template <class Input>
-struct FloatTile {
-  const Input* x;          // [inputs of the pass / BLOCK][rows][those of a BLOCK]
-  const Input* next_x;     // of the tile after it
-  const uint8_t* weights;  // first panel, first input of the pass
-  int64_t panel_stride;    // bytes
-  int64_t num_blocks;
-  float* sums;             // of the passes so far
-  int64_t sums_stride;
-  Fetch fetch;
-  bool keep;               // write the weights as W::Kept, for the tiles after this one
-  float* kept;
-};
-
 // Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
 constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
+// A lone tile goes on as long as its activations leave room in the first cache.
+constexpr int64_t LONE_PASS = 1536, LONE_BYTES = 16 << 10;
 constexpr int64_t UNKEPT_TILES = 2;                   // so few make their own
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
 
@@ -94,7 +25,7 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
   for (int m = 0; m < ROWS; m++)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
-    fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
+    fetch.step<PANELS, ROWS == 1 || W::INPUTS == 2 ? 1 : 2>();
     if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS)
       __builtin_prefetch(next_x + i / W::INPUTS * ROWS);
 #pragma GCC unroll 2
@@ -131,70 +62,6 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
       }
     }
 }
-
-#if LANES_LEVEL == 512
-// Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights lie in the first cache: so few rows that
-// their sums and both chains stay in registers over all blocks.
-template <int ROWS, int PANELS, int HEIGHT>
-__attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first) {
-  constexpr int64_t OF_ROW = BLOCK / KeptPairs::INPUTS;
-  Fetch fetch = t.fetch;
-  const uint32_t *x = t.x + first * OF_ROW, *next_x = t.next_x;
-  const uint8_t* pair = t.weights;
-  float* to = t.sums + first * t.sums_stride;
-  int64_t stride = t.sums_stride, panel_stride = t.panel_stride;
-  Lanes sums[ROWS][PANELS];
-#pragma GCC unroll 4
-  for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) sums[m][p] = load(to + m * stride + p * PANEL);
-  for (int64_t b = 0; b < t.num_blocks; b++, x += (HEIGHT - 1) * OF_ROW) {
-    Lanes chains[2][ROWS][PANELS];
-    for (int odd = 0; odd < 2; odd++)
-      for (int m = 0; m < ROWS; m++)
-        for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
-    for (int64_t i = 0; i < OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
-      if (first < 2 * ROWS) fetch.step<PANELS>();  // what is left of a tile after two is fetched
-      if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * OF_ROW / 8;
-#pragma GCC unroll 2
-      for (int odd = 0; odd < 2; odd++) {
-        Lanes weights[PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) {
-          const uint8_t* from = pair + p * panel_stride;
-          weights[p] = odd ? KeptPairs::odd(from) : KeptPairs::even(from);
-          asm("" : "+v"(weights[p].v));  // or gcc 12 reads it again for every row
-        }
-#pragma GCC unroll 4
-        for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-          for (int p = 0; p < PANELS; p++)
-            chains[odd][m][p] =
-                KeptPairs::add(chains[odd][m][p], x[m * OF_ROW + odd], weights[p]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++)
-        sums[m][p] = sums[m][p] + (chains[0][m][p] + chains[1][m][p]);
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) store(to + m * stride + p * PANEL, sums[m][p]);
-  t.fetch = fetch;
-}
-
-template <int PANELS, int HEIGHT, int FIRST = 0>
-void kept_tile(FloatTile<uint32_t>& t) {
-  constexpr int LEFT = HEIGHT - FIRST, ROWS = LEFT == 4 ? 2 : LEFT < 3 ? LEFT : 3;
-  if constexpr (LEFT > 0) {
-    add_kept_blocks<ROWS, PANELS, HEIGHT>(t, FIRST);
-    kept_tile<PANELS, HEIGHT, FIRST + ROWS>(t);
-  }
-}
-#endif
 
 template <class W, int ROWS, int PANELS, bool KEEP>
 void float_tile(FloatTile<typename W::Input>& t) {
@@ -263,7 +130,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   Tiles tiles(num_rows, FLOAT_ROWS);
   bool keep = keeps<W> && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count);
+              tiles.count, W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048);
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;
@@ -297,6 +164,12 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
 }
 
 template <class W>
+int64_t lone_pass(int64_t num_rows) {
+  int64_t row_bytes = num_rows * int64_t(sizeof(typename W::Input)) / W::INPUTS;
+  return min_of(LONE_PASS, LONE_BYTES / row_bytes / 256 * 256);
+}
+
+template <class W>
 void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   constexpr int64_t INPUTS_PER_STRIP = 1024, CACHED = 1 << 18;  // activations
   int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, 0);
@@ -310,7 +183,9 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
                       (typename W::Input*)a.scratch + row * padded / W::INPUTS);
     });
     int64_t width = float_width(int(tiles.height(tiles.count - 1)));
-    int64_t pass = tiles.count <= UNKEPT_TILES ? FLOAT_PASS : KEPT_INPUTS * W::INPUTS;
+    int64_t pass = tiles.count > UNKEPT_TILES ? KEPT_INPUTS * W::INPUTS
+                   : tiles.count > 1         ? FLOAT_PASS
+                                             : lone_pass<W>(rows);
     Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       float_piece<W>(a, first, rows, now, next, order, sums);

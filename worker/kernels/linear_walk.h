@@ -153,9 +153,9 @@ struct Fetch {
   int64_t every;
   int64_t steps_left;
 
-  // One tile fetches what is `AHEAD` of it. Several tiles of a piece share the piece after it.
+  // One tile fetches what is `ahead` bytes of it. Several tiles of a piece share the piece after it.
   Fetch(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
-        int64_t bytes, int64_t every)
+        int64_t bytes, int64_t every, int64_t ahead = 2048)
       : from(next),
         end(next),
         next(next),
@@ -164,11 +164,12 @@ struct Fetch {
         every(every),
         steps_left(1) {
     if (every > 1) return;
-    if (num_bytes > AHEAD) from = now + AHEAD;
+    if (num_bytes > ahead) from = now + ahead;
     end = now + num_bytes;
   }
 
-  // To the second cache: the first is full of what a tile of several rows works with.
+  // To the second cache: the first is full of what a tile of several rows works with. It is not where
+  // there is one row, or where activations are bf16.
   template <int PANELS, int CACHE = 2>
   void step() {
     if (--steps_left > 0) return;
@@ -185,9 +186,6 @@ struct Fetch {
     other.next += panels * panel_stride;
     return other;
   }
-
- private:
-  static constexpr int64_t AHEAD = 2048;
 };
 
 }  // namespace millrace
