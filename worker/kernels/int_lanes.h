@@ -3,9 +3,6 @@
 
 #if LANES_LEVEL == 512
 using Activation = int8_t;
-inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
-  memcpy(to, values, size_t(count));
-}
 struct Ints {
   __m512i v;
 };
@@ -25,9 +22,16 @@ inline Bytes high_halves(const uint8_t* line) {
   return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
 }
 inline void store_bytes(uint8_t* line, Bytes a) { _mm512_storeu_si512(line, a.v); }
-// Sixteen whole numbers of a byte each.
-inline void store_as_bytes(int8_t* p, Lanes a) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+// Whole numbers of a byte each, 64 of them. Packing works in quarters: the order puts those of one
+// vector side by side.
+inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
+  __m512i words[2];
+  for (int i = 0; i < 2; i++)
+    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(whole[2 * i].v),
+                                  _mm512_cvtps_epi32(whole[2 * i + 1].v));
+  __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512i bytes = _mm512_packs_epi16(words[0], words[1]);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
 }
 // sum[n] += weights[n][0..3] · x[0..3]. Of the intrinsic gcc 12 makes moves.
 inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
@@ -41,11 +45,6 @@ inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
 #elif LANES_LEVEL == 256
 // No instruction here multiplies bytes without saturation; words in pairs it is.
 using Activation = int16_t;
-// Of every four the even ones first: `Bytes` keeps weights in that order.
-inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
-  for (int64_t k = 0; k < count; k += 4)
-    for (int64_t j = 0; j < 4; j++) to[k + j] = values[k + (j % 2 * 2 + j / 2)];
-}
 struct Ints {
   __m256i v, w;
 };
@@ -53,6 +52,7 @@ struct Bytes {  // inputs 0 and 2, and 1 and 3, as words
   __m256i even_v, odd_v, even_w, odd_w;
 };
 inline Ints splat(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v), _mm256_add_epi32(a.w, b.w)}; }
 inline Lanes to_lanes(Ints a) { return {_mm256_cvtepi32_ps(a.v), _mm256_cvtepi32_ps(a.w)}; }
 inline Bytes in_words(__m256i v, __m256i w) {
   __m256i low = _mm256_set1_epi16(255);
@@ -71,11 +71,16 @@ inline Bytes high_halves(const uint8_t* line) {
   return in_words(_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
                   _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low));
 }
-inline void store_as_bytes(int8_t* p, Lanes a) {
-  __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(a.w));
-  __m256i words = _mm256_permute4x64_epi64(pairs, 0xd8);
-  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storeu_si128((__m128i*)p, bytes);
+// Of every four the even ones first: `Bytes` keeps weights in that order.
+inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
+  __m256i even_first = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4,
+                                        5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  for (int i = 0; i < 4; i++) {
+    __m256i quarters =
+        _mm256_packs_epi32(_mm256_cvtps_epi32(whole[i].v), _mm256_cvtps_epi32(whole[i].w));
+    __m256i words = _mm256_permute4x64_epi64(quarters, 0xd8);
+    _mm256_storeu_si256((__m256i*)(to + 16 * i), _mm256_shuffle_epi8(words, even_first));
+  }
 }
 inline void store_words(uint8_t* line, __m256i even, __m256i odd) {
   _mm256_storeu_si256((__m256i*)line, _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
@@ -96,9 +101,6 @@ inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
 
 #else
 using Activation = int8_t;
-inline void take_activations(Activation* to, const int8_t* values, int64_t count) {
-  memcpy(to, values, size_t(count));
-}
 struct Ints {
   int32_t v[16];
 };
@@ -130,8 +132,8 @@ inline Bytes bytes(const uint8_t* line) {
   return out;
 }
 inline void store_bytes(uint8_t* line, const Bytes& a) { memcpy(line, a.v, sizeof a.v); }
-inline void store_as_bytes(int8_t* p, Lanes a) {
-  for (int i = 0; i < 16; i++) p[i] = int8_t(a.v[i]);
+inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
+  for (int i = 0; i < 64; i++) to[i] = Activation(whole[i / 16].v[i % 16]);
 }
 inline Bytes low_halves(const uint8_t* line) {
   Bytes out;

@@ -35,6 +35,44 @@ inline Lanes scaled(Lanes sum, Lanes products, Lanes x_scale, Lanes weight_scale
   return fma(products * x_scale, weight_scale, sum);
 }
 
+// Weights that are wanted soon: first the rest of this piece, then the piece after it. Several tiles
+// share the piece after theirs, and each step asks for a part of a line: asking again for one that is
+// on its way costs nothing, a branch in every step does (4 % of 8 rows).
+struct Stream {
+  static constexpr int64_t AHEAD = 2048, LINE = 64;  // bytes of a panel
+  const uint8_t* from;
+  const uint8_t* end;  // of this piece
+  const uint8_t* next;
+  int64_t panel_stride;
+  int64_t advance;  // bytes of a panel at a step
+
+  Stream(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
+         int64_t tiles_of_steps)
+      : from(next), end(next), next(next), panel_stride(panel_stride), advance(LINE / tiles_of_steps) {
+    if (tiles_of_steps > 1) return;
+    if (num_bytes > AHEAD) from = now + AHEAD;
+    end = now + num_bytes;
+  }
+
+  // Before every chunk of the inputs.
+  void turn() { from = from == end ? next : from; }
+
+  // It changes something: what only prefetches has no effect for gcc 12, and is left out.
+  template <int PANELS, int CACHE>
+  void step() {
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, 4 - CACHE);
+    from += advance;
+  }
+
+  Stream moved(int64_t panels) const {
+    Stream other = *this;
+    other.from += panels * panel_stride, other.end += panels * panel_stride;
+    other.next += panels * panel_stride;
+    return other;
+  }
+};
+
 // A rectangle of the output and the groups of one pass over it.
 struct IntTile {
   const Activation* x;     // [inputs of the pass / CHUNK][rows][CHUNK]
@@ -46,9 +84,8 @@ struct IntTile {
   int64_t scales_stride;   // from panel to panel
   int64_t num_groups;
   int64_t group;
-  float* sums;             // of the passes so far
-  int64_t sums_stride;
-  Fetch fetch;
+  float* sums;             // of the passes so far, [rows][width of the tile][16]
+  Stream fetch;
   bool first;              // the weights are not in the first cache yet
   bool keep;               // write the weights as bytes, for the tiles after this one
   uint8_t* kept;
@@ -57,7 +94,12 @@ struct IntTile {
 constexpr int64_t INT_PASS = 512;                 // inputs of a piece
 constexpr int64_t CHUNK = 64;                     // inputs of a row that stand side by side
 constexpr int64_t KEPT_BYTES = INT_PASS * PANEL;  // of a panel
-constexpr int64_t SOON = 1024;  // bytes of a panel until its weights are wanted in the first cache
+// Weights are fetched to the first cache at once on AMD: by way of the second, 8 rows of int8 take 15 %
+// longer. Elsewhere they are fetched again when they are SOON bytes of a panel away.
+constexpr int64_t SOON = 1024;
+// Of so few tiles each makes bytes of INT4: 9 vector operations beside 48 products of eight rows. AMD
+// does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
+inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
 
 // sums[m][p] += weights[p] · x[m]
 template <int ROWS, int PANELS>
@@ -69,11 +111,35 @@ inline void add_products(Ints (&sums)[ROWS][PANELS], const Bytes (&weights)[PANE
     for (int p = 0; p < PANELS; p++) sums[m][p] = dot(sums[m][p], weights[p], x + CHUNK * m);
 }
 
-// Exact sums of products over group g, then one step more of the sums of all groups: int8 has one
-// scale per output and takes it last, int4 one per group.
+// One step more of the sums of all groups: int8 has one scale per output and takes it last, int4 one
+// per group. `starts` are added here: products that begin with them wait for them (3 % on Zen 5).
+template <class W, int ROWS, int PANELS>
+inline void finish_group(const IntTile& t, int64_t g, const Ints (&products)[ROWS][PANELS]) {
+  float* sums = t.sums;  // read once: a store might change it, for all the compiler knows
+  const float* x_scales = t.x_scales + g * ROWS;
+  const int32_t* starts = t.starts + g * ROWS;
+  Lanes scales[PANELS];
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; p++)
+    if (W::FORMAT == Format::INT4) scales[p] = load_bf16(t.scales + p * t.scales_stride + g * PANEL);
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++) {
+    Lanes x_scale = splat(x_scales[m]);
+    Ints start = splat(starts[m]);
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) {
+      float* sum = sums + (m * int_width(ROWS) + p) * PANEL;
+      Lanes whole = to_lanes(add(products[m][p], start));
+      store(sum, scaled<W>(load(sum), whole, x_scale, scales[p]));
+    }
+  }
+}
+
+// Exact sums of products over group g, then their step.
 template <class W, int ROWS, int PANELS, bool KEEP>
 inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
-  Fetch fetch = t.fetch;
+  Stream fetch = t.fetch;
+  const bool near = ON_AMD, soon = t.first;
   const Activation* x = t.x + g * t.group * ROWS;
   const uint8_t* line = t.weights + g * (t.group / W::LINE_INPUTS * 64);
   uint8_t* kept = KEEP ? t.kept + g * t.group * PANEL : nullptr;
@@ -81,14 +147,19 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) sums[m][p] = splat(t.starts[g * ROWS + m]);
-  for (int64_t i = 0; i < t.group / CHUNK; i++, x += CHUNK * (ROWS - 1))
+    for (int p = 0; p < PANELS; p++) sums[m][p] = splat(0);
+  for (int64_t i = 0; i < t.group / CHUNK; i++, x += CHUNK * (ROWS - 1)) {
+    fetch.turn();
 #pragma GCC unroll 2
     for (int j = 0; j < CHUNK / W::LINE_INPUTS; j++) {
-      fetch.step<PANELS>();
-      if (t.first)
+      if (__builtin_expect(near, 1)) {
+        fetch.step<PANELS, 1>();
+      } else {
+        fetch.step<PANELS, 2>();
+        if (soon)
 #pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
+          for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
+      }
       Bytes weights[PANELS];
       if constexpr (W::LINE_INPUTS == 4) {
 #pragma GCC unroll 4
@@ -112,20 +183,9 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
       x += 4, line += 64;
       if (KEEP) kept += 64;
     }
-  t.fetch = fetch;
-  Lanes scales[PANELS];
-#pragma GCC unroll 4
-  for (int p = 0; p < PANELS; p++)
-    if (W::FORMAT == Format::INT4) scales[p] = load_bf16(t.scales + p * t.scales_stride + g * PANEL);
-#pragma GCC unroll 16
-  for (int m = 0; m < ROWS; m++) {
-    Lanes x_scale = splat(t.x_scales[g * ROWS + m]);
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-      float* sum = t.sums + m * t.sums_stride + p * PANEL;
-      store(sum, scaled<W>(load(sum), to_lanes(sums[m][p]), x_scale, scales[p]));
-    }
   }
+  t.fetch = fetch;
+  finish_group<W>(t, g, sums);
 }
 
 template <class W, int ROWS, int PANELS, bool KEEP>
@@ -137,7 +197,7 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
 template <class W, int ROWS, bool KEEP>
 void int_panels(IntTile& t, int64_t num_panels) {
   constexpr int WIDTH = int_width(ROWS);
-  Fetch begin = t.fetch;
+  Stream begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
     done = num_panels - p >= WIDTH ? WIDTH : 1;
     t.fetch = begin.moved(p);
@@ -161,10 +221,11 @@ void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
   int_panels<W, ROWS, false>(t, num_panels);
 }
 
-// Quantise one group of activations, `count` of which exist; give back the scale and the sum of the
-// values. A group that holds what is not finite gets a scale that is not a number.
-inline float quantise_values(const float* x, int64_t count, int64_t group, int8_t* values,
-                             int32_t* sum_of_values) {
+// Quantise one group of activations, `count` of which exist, writing a chunk every `stride`; give
+// back the scale and the sum of the values. A group that holds what is not finite becomes zeros with
+// a scale that is not a number.
+inline float quantise_group(const float* x, int64_t count, int64_t group, Activation* to,
+                            int64_t stride, int32_t* sum_of_values) {
   constexpr float TINY = 1e-30f;  // 127 over less would overflow
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
   float filled[MOST_GROUP];
@@ -172,26 +233,32 @@ inline float quantise_values(const float* x, int64_t count, int64_t group, int8_
     for (int64_t k = 0; k < group; k++) filled[k] = k < count ? x[k] : 0.0f;
     x = filled;
   }
-  Lanes sizes = zero(), nothing = zero();
-  for (int64_t k = 0; k < group; k += PANEL) {
-    Lanes part = load(x + k);
-    sizes = larger(sizes, larger(part, zero() - part));
-    nothing = nothing + part * zero();  // zero of what is finite only
+  Lanes sizes[4], nothing[4], totals[4];  // four chains each: one would wait for itself
+  for (int i = 0; i < 4; i++) sizes[i] = nothing[i] = totals[i] = zero();
+  for (int64_t k = 0; k < group; k += CHUNK)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      Lanes part = load(x + k + i * PANEL);
+      sizes[i] = larger(sizes[i], larger(part, zero() - part));
+      nothing[i] = fma(part, zero(), nothing[i]);  // zero of what is finite only
+    }
+  float most = largest(larger(larger(sizes[0], sizes[1]), larger(sizes[2], sizes[3])));
+  float inverse = most > TINY ? 127.0f / most : 0.0f, scale = most > TINY ? most / 127.0f : 0.0f;
+  if (sum((nothing[0] + nothing[1]) + (nothing[2] + nothing[3])) != 0.0f) {
+    memset(filled, 0, sizeof filled);
+    x = filled, scale = from_bits(0x7fc00000);
   }
-  float most = largest(sizes);
-  if (sum(nothing) != 0.0f) {
-    memset(values, 0, size_t(group));
-    *sum_of_values = 0;
-    return from_bits(0x7fc00000);
+  for (int64_t k = 0; k < group; k += CHUNK, to += stride) {
+    Lanes whole[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      whole[i] = (load(x + k + i * PANEL) * splat(inverse) + splat(ROUND)) - splat(ROUND);
+      totals[i] = totals[i] + whole[i];
+    }
+    store_activations(to, whole);
   }
-  Lanes inverse = splat(most > TINY ? 127.0f / most : 0.0f), total = zero();
-  for (int64_t k = 0; k < group; k += PANEL) {
-    Lanes whole = (load(x + k) * inverse + splat(ROUND)) - splat(ROUND);
-    store_as_bytes(values + k, whole);
-    total = total + whole;
-  }
-  *sum_of_values = int32_t(sum(total));
-  return most > TINY ? most / 127.0f : 0.0f;
+  *sum_of_values = int32_t(sum((totals[0] + totals[1]) + (totals[2] + totals[3])));
+  return scale;
 }
 
 // A tile of activations in scratch memory, see `QuantisedRow`: of each array that of all its rows.
@@ -217,15 +284,13 @@ template <class W>
 void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t row, int64_t m,
                   int64_t first, int64_t end) {
   for (int64_t g = first; g < end; g++) {
-    int8_t values[MOST_GROUP];
     int32_t sum;
-    int64_t k = g * a.group;
-    tile.scales()[g * tile.num_rows + m] = quantise_values(
-        a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group, values, &sum);
-    tile.starts()[g * tile.num_rows + m] = -W::OFFSET * sum;
+    int64_t k = g * a.group, place = g * tile.num_rows + m;
     Activation* to = (Activation*)tile.at + k * tile.num_rows + CHUNK * m;
-    for (int64_t i = 0; i < a.group; i += CHUNK, to += CHUNK * tile.num_rows)
-      take_activations(to, values + i, CHUNK);
+    tile.scales()[place] =
+        quantise_group(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group, to,
+                       CHUNK * tile.num_rows, &sum);
+    tile.starts()[place] = -W::OFFSET * sum;
   }
 }
 
@@ -248,10 +313,12 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
       for (int64_t i = 0; i < next.num_inputs / a.group * PANEL * 2; i += 64)
         __builtin_prefetch(soon + p * scale_bytes + i, 0, 2);
   }
+  for (int64_t p = now.panel; !HALVES && p < now.panel + now.num_panels; p++)
+    __builtin_prefetch(a.scales + p * PANEL * 4);  // wanted at the end
   Tiles tiles(num_rows, INT_ROWS);
-  bool keep = HALVES && tiles.count > 1;
-  Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, 64,
-              keep ? 2 * tiles.count - 1 : tiles.count);
+  bool keep = HALVES && tiles.count > unkept_tiles();
+  Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
+               keep ? 2 * tiles.count - 1 : tiles.count);
   for (int64_t i = 0; i < tiles.count; i++) {
     int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
     QuantisedTile x(a, first, tiles, i, padded);
@@ -267,7 +334,6 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
               now.num_inputs / a.group,
               a.group,
               sums.at,
-              sums.stride,
               fetch,
               i == 0,
               keep,
@@ -299,7 +365,8 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
     int64_t width = int_width(int(tiles.height(tiles.count - 1)));
-    Order order(ceil_div(a.num_outputs, PANEL), padded, width, INT_PASS, CACHED / rows);
+    int64_t pass = tiles.count == 1 ? padded : INT_PASS;  // nobody reads the weights once more
+    Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       int_piece<W>(a, first, rows, now, next, order, sums);
     });

@@ -24,17 +24,13 @@ struct QuantisedRows {
 template <class W>
 void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t row, int64_t first,
                     int64_t end) {
-  constexpr int64_t LINE = 64;
   uint8_t* tiles = x.plan.tiles(a.scratch, row, first);
-  for (int64_t k = first; k < end; k += a.group) {
-    int8_t values[MOST_GROUP];
+  for (int64_t k = first; k < end; k += a.group, tiles += a.group / CHUNK * TILE_BYTES) {
     int32_t sum;
     x.scales(a.scratch, row, k / a.group)[row % TILE_ROWS] =
-        quantise_values(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
-                        values, &sum);
+        quantise_group(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
+                       (Activation*)tiles, TILE_BYTES, &sum);
     x.starts(a.scratch, row, k / a.group)[row % TILE_ROWS] = -W::OFFSET * sum;
-    for (int64_t i = 0; i < a.group; i += LINE, tiles += TILE_BYTES)
-      memcpy(tiles, values + i, LINE);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 
+#include "maker.h"
 #include "program.h"
 
 namespace millrace {
@@ -132,13 +133,17 @@ void walk(const Run& run, const Order& order, Compute&& compute) {
   });
 }
 
-// Rows cut into as few tiles as can be, of like heights.
+// Rows cut into as few tiles as can be, of like heights; the higher ones come last.
 struct Tiles {
-  int64_t num_rows, count;
+  int64_t num_rows, count, low, num_low;
 
-  Tiles(int64_t num_rows, int64_t most) : num_rows(num_rows), count(ceil_div(num_rows, most)) {}
-  int64_t first(int64_t tile) const { return num_rows * tile / count; }
-  int64_t height(int64_t tile) const { return first(tile + 1) - first(tile); }
+  Tiles(int64_t num_rows, int64_t most)
+      : num_rows(num_rows),
+        count(ceil_div(num_rows, most)),
+        low(num_rows / count),
+        num_low(count - num_rows % count) {}
+  int64_t first(int64_t tile) const { return low * tile + max_of(0, tile - num_low); }
+  int64_t height(int64_t tile) const { return low + (tile >= num_low); }
 };
 
 // Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every
