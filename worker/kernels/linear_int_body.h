@@ -311,7 +311,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
     const uint8_t* soon = a.scales + next.panel * scale_bytes + next.k / a.group * PANEL * 2;
     for (int64_t p = 0; HALVES && p < next.num_panels; p++)
       for (int64_t i = 0; i < next.num_inputs / a.group * PANEL * 2; i += 64)
-        __builtin_prefetch(soon + p * scale_bytes + i, 0, 2);
+        __builtin_prefetch(soon + p * scale_bytes + i);
   }
   for (int64_t p = now.panel; !HALVES && p < now.panel + now.num_panels; p++)
     __builtin_prefetch(a.scales + p * PANEL * 4);  // wanted at the end
