@@ -34,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization", choices=["none", "int8", "int4"], help="of the linears (default: none)"
     )
     option(
-        "--kernel-level", choices=["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "reference"],
+        "--kernel-level",
+        choices=["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "reference"],
         help="instructions on the CPU (default: the best there are)",
-    )  # fmt: skip
+    )
     option("--threads", type=count, metavar="N", help="that compute (default: one a core)")
     option("--max-model-len", type=count, metavar="L", help="longest sequence in tokens")
     option("--kv-cache-dtype", type=dtype, help="auto, bf16, f32 (default: auto)")

@@ -36,7 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernel_level: Annotated[
         str,
         Meta(
-            description="instructions: auto, amx, avx512_bf16, avx512, avx2, portable, or reference (NumPy)",
+            description="instructions: auto, amx, avx512_bf16, avx512, avx2, portable, or "
+            "reference (NumPy)",
             pattern="^(auto|amx|avx512_bf16|avx512|avx2|portable|reference)$",
         ),
     ] = "auto"

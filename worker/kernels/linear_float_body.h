@@ -14,7 +14,8 @@ constexpr bool keeps = !std::is_void_v<typename W::Kept>;
 // A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
 // first cache leave time to fetch the activations of the next tile, half a block in each chain.
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
-__attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64_t b, Lanes (&even)[ROWS][PANELS]) {
+__attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64_t b,
+                                          Lanes (&even)[ROWS][PANELS]) {
   constexpr int64_t OF_ROW = BLOCK / W::INPUTS;
   Fetch fetch = t.fetch;
   auto x = t.x + b * OF_ROW * ROWS + ODD;
@@ -48,7 +49,7 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
     if (KEEP) kept += 4 / W::INPUTS * PANEL;
   }
   t.fetch = fetch;
-  float* const to = t.sums;
+  float* const to = t.sums;  // read once: a store might change it, for all the compiler knows
   const int64_t stride = t.sums_stride;
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
