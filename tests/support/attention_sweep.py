@@ -1,7 +1,7 @@
-"""Attention over a sweep of cases at two levels of one library, compared bit for bit.
+"""Attention over a sweep of cases at the levels of one library, compared bit for bit.
 
-`python -m tests.support.attention_sweep LIBRARY LEVEL LEVEL` in a process of its own, as for the
-linears.
+`python -m tests.support.attention_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own, as for
+the linears.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def main(path: str, *names: str) -> None:
     library = Library(Path(path))
     backends = [CpuBackend(library, Level[name], Format.F32, 2) for name in names]
     for case in (*(one for one in CASES if one.form == "bf16"), *MORE):
-        left, right = (case.run(ops) for ops in backends)
-        for b in left:
-            assert np.array_equal(left[b], right[b]), (case, b)
+        first, *others = (case.run(ops) for ops in backends)
+        for found in others:
+            for b in first:
+                assert np.array_equal(first[b], found[b]), (case, b)
     sys.stdout.write("ok\n")
 
 

@@ -1,4 +1,4 @@
-"""Linears over a sweep of shapes at two levels of one library, compared bit for bit.
+"""Linears over a sweep of shapes at the levels of one library, compared bit for bit.
 
 `python -m tests.support.linear_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own: what goes
 wrong inside the library ends the process and not the tests.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.operators import levels, library
 from worker.kernels.compile import SOURCES, compile_library, find_compiler
 from worker.kernels.library import default_cache_dir
 
@@ -19,6 +20,14 @@ def test_the_kernels_on_emulated_tiles_give_the_bits_of_the_other_levels(operato
     library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
     sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library)]
     done = subprocess.run([*sweep, "PORTABLE", "AMX"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
+
+
+@pytest.mark.parametrize("operator", ["linear", "attention"])
+def test_so_do_all_levels_of_this_machine(operator: str) -> None:
+    sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library().path)]
+    names = [level.name for level in levels()]
+    done = subprocess.run([*sweep, *names], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 
 
