@@ -26,9 +26,10 @@ SHAPES = {
     (200, 177): ROWS,
     (1100, 16): ROWS,
     (840, 1100): (17, 33),
+    (3300, 40): (1, 2, 8),
 }
 """Rows by (inputs, outputs): below and above a tile, an odd number of panels, more than a pass of
-inputs or of rows, and more panels than a thread takes at a time."""
+inputs (of few rows too) or of rows, and more panels than a thread takes at a time."""
 
 
 def main(path: str, *names: str) -> None:

@@ -11,9 +11,11 @@
 namespace millrace {
 
 #if defined(MILLRACE_EMULATE_TILES)
-const Levels attention_kernels = EVERY_LEVEL_AND(attention, portable::attention, portable::attention_tiles);
+const Levels attention_kernels =
+    EVERY_LEVEL_AND(attention, portable::attention, portable::attention_tiles);
 #elif defined(__x86_64__)
-const Levels attention_kernels = EVERY_LEVEL_AND(attention, avx512::attention_pairs, avx512::attention_tiles);
+const Levels attention_kernels =
+    EVERY_LEVEL_AND(attention, avx512::attention_pairs, avx512::attention_tiles);
 #else
 const Levels attention_kernels = EVERY_LEVEL(attention);
 #endif

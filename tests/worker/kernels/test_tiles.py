@@ -1,4 +1,7 @@
-"""AMX: its kernels on tiles in software, to the bits of the other levels; and the tile set-up."""
+"""AMX: its kernels on tiles in software, to the bits of the other levels; and the tile set-up.
+
+The levels that this machine has go through the same sweeps.
+"""
 
 from __future__ import annotations
 
