@@ -25,6 +25,7 @@ struct TileSums {
         out_(a.out + row * a.num_outputs + piece.panel * PANEL),
         out_stride_(a.num_outputs),
         num_rows_(num_rows),
+        panel_stride_(order.stride),
         piece_(piece),
         num_columns_(a.num_outputs - piece.panel * PANEL),
         is_last_(piece.k + piece.num_inputs == order.num_inputs) {
@@ -34,7 +35,7 @@ struct TileSums {
       each([&](int64_t m, int64_t p) { store(at + m * stride + p * PANEL, zero()); });
     if (is_last_)
       each([&](int64_t m, int64_t p) {
-        __builtin_prefetch(out_ + m * out_stride_ + p * PANEL, 1, 2);
+        __builtin_prefetch(out_ + m * out_stride_ + p * panel_stride_ * PANEL, 1, 2);
       });
   }
 
@@ -43,8 +44,9 @@ struct TileSums {
   void finish(Finished&& finished) const {
     if (!is_last_) return;
     each([&](int64_t m, int64_t p) {
-      Lanes sum = finished(load(at + m * stride + p * PANEL), piece_.panel + p);
-      store_columns(out_ + m * out_stride_ + p * PANEL, sum, num_columns_ - p * PANEL);
+      int64_t panel = p * panel_stride_;
+      Lanes sum = finished(load(at + m * stride + p * PANEL), piece_.panel + panel);
+      store_columns(out_ + m * out_stride_ + panel * PANEL, sum, num_columns_ - panel * PANEL);
     });
   }
 
@@ -56,7 +58,7 @@ struct TileSums {
   }
 
   float* out_;
-  int64_t out_stride_, num_rows_;
+  int64_t out_stride_, num_rows_, panel_stride_;
   const Piece& piece_;
   int64_t num_columns_;
   bool is_last_;

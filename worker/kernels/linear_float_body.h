@@ -117,6 +117,17 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
     }
 }
 
+// One row of pairs waits for nothing but memory, which on AMD one stream asks for best.
+template <class W>
+bool is_one_stream(int64_t num_rows) {
+  return W::INPUTS == 2 && num_rows == 1 && ON_AMD;
+}
+
+template <class W>
+int64_t fetched_ahead(int64_t num_rows) {
+  return is_one_stream<W>(num_rows) ? 6144 : W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
+}
+
 // One piece for rows first..first+num_rows-1. Of more than UNKEPT_TILES the first keeps its weights
 // for the others.
 template <class W>
@@ -124,14 +135,15 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
                  const Piece& next, const Order& order, PassSums& pass_sums) {
   using Input = typename W::Input;
   alignas(64) float kept[keeps<W> ? MOST_WIDTH * KEPT_STRIDE : 1];
-  int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
-  const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
+  int64_t padded = order.num_inputs, panel = panel_bytes(W::FORMAT, padded);
+  int64_t stride = order.stride * panel;
+  const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
-  if (next.num_panels) wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
+  if (next.num_panels) wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
   Tiles tiles(num_rows, FLOAT_ROWS);
   bool keep = keeps<W> && tiles.count > UNKEPT_TILES;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count, W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048);
+              tiles.count, fetched_ahead<W>(num_rows));
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;
@@ -183,11 +195,14 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
       prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
                       (typename W::Input*)a.scratch + row * padded / W::INPUTS);
     });
-    int64_t width = float_width(int(tiles.height(tiles.count - 1)));
+    int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
+    int64_t width = is_one_stream<W>(rows) ? 1 : float_width(int(tiles.height(tiles.count - 1)));
     int64_t pass = tiles.count > UNKEPT_TILES ? KEPT_INPUTS * W::INPUTS
                    : tiles.count > 1         ? FLOAT_PASS
                                              : lone_pass<W>(rows);
-    Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
+    Order order = tiles.count > 1 ? Order(panels, padded, width, pass, CACHED / rows)
+                                  : Order::of_streams(panels, padded, width, pass, bytes,
+                                                      run.pool.num_threads());
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       float_piece<W>(a, first, rows, now, next, order, sums);
     });

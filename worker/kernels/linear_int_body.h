@@ -27,6 +27,7 @@ constexpr int int_width(int rows) { return rows <= 2 ? 4 : 3; }
 constexpr int64_t INT_ROWS = 4;
 constexpr int int_width(int) { return 1; }
 #endif
+constexpr int HALF_WIDTH = 2;
 
 // One group more.
 template <class W>
@@ -39,7 +40,7 @@ inline Lanes scaled(Lanes sum, Lanes products, Lanes x_scale, Lanes weight_scale
 // share the piece after theirs, and each step asks for a part of a line: asking again for one that is
 // on its way costs nothing, a branch in every step does (4 % of 8 rows).
 struct Stream {
-  static constexpr int64_t AHEAD = 2048, LINE = 64;  // bytes of a panel
+  static constexpr int64_t LINE = 64;  // bytes of a panel
   const uint8_t* from;
   const uint8_t* end;  // of this piece
   const uint8_t* next;
@@ -50,7 +51,8 @@ struct Stream {
          int64_t tiles_of_steps)
       : from(next), end(next), next(next), panel_stride(panel_stride), advance(LINE / tiles_of_steps) {
     if (tiles_of_steps > 1) return;
-    if (num_bytes > AHEAD) from = now + AHEAD;
+    const int64_t ahead = ON_AMD ? 3072 : 2048;
+    if (num_bytes > ahead) from = now + ahead;
     end = now + num_bytes;
   }
 
@@ -193,15 +195,25 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
   for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
 }
 
-// One tile over all panels of a piece, side by side while as many are left.
+// As many panels side by side as are left of the width of a tile, or of the half of it that one row
+// has on AMD; else one. Returns how many.
+template <class W, int ROWS, bool KEEP>
+int64_t add_panels(IntTile& t, int64_t num_panels) {
+  constexpr int WIDTH = int_width(ROWS);
+  if (num_panels >= WIDTH) return add_groups<W, ROWS, WIDTH, KEEP>(t), WIDTH;
+  if constexpr (ROWS == 1 && WIDTH > HALF_WIDTH) {
+    if (num_panels >= HALF_WIDTH) return add_groups<W, ROWS, HALF_WIDTH, KEEP>(t), HALF_WIDTH;
+  }
+  return add_groups<W, ROWS, 1, KEEP>(t), 1;
+}
+
+// One tile over all panels of a piece.
 template <class W, int ROWS, bool KEEP>
 void int_panels(IntTile& t, int64_t num_panels) {
-  constexpr int WIDTH = int_width(ROWS);
   Stream begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
-    done = num_panels - p >= WIDTH ? WIDTH : 1;
     t.fetch = begin.moved(p);
-    done == WIDTH ? add_groups<W, ROWS, WIDTH, KEEP>(t) : add_groups<W, ROWS, 1, KEEP>(t);
+    done = add_panels<W, ROWS, KEEP>(t, num_panels - p);
     t.fetch = t.fetch.moved(-p);
     t.weights += done * t.panel_stride;
     t.scales += done * t.scales_stride;
@@ -300,21 +312,21 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
                const Piece& next, const Order& order, PassSums& pass_sums) {
   constexpr bool HALVES = W::FORMAT == Format::INT4;
   alignas(64) uint8_t kept[HALVES ? MOST_WIDTH * KEPT_BYTES : 1];
-  int64_t padded = order.num_inputs, stride = panel_bytes(W::FORMAT, padded);
-  int64_t num_groups = padded / a.group;
+  int64_t padded = order.num_inputs, panel = panel_bytes(W::FORMAT, padded);
+  int64_t stride = order.stride * panel, num_groups = padded / a.group;
   int64_t scale_bytes = HALVES ? num_groups * PANEL * 2 : 0;
-  const uint8_t* weights = a.weight + now.panel * stride + panel_bytes(W::FORMAT, now.k);
+  const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* scales = a.scales + now.panel * scale_bytes + now.k / a.group * PANEL * 2;
   const uint8_t* wanted = weights;
   if (next.num_panels) {
-    wanted = a.weight + next.panel * stride + panel_bytes(W::FORMAT, next.k);
+    wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
     const uint8_t* soon = a.scales + next.panel * scale_bytes + next.k / a.group * PANEL * 2;
     for (int64_t p = 0; HALVES && p < next.num_panels; p++)
       for (int64_t i = 0; i < next.num_inputs / a.group * PANEL * 2; i += 64)
-        __builtin_prefetch(soon + p * scale_bytes + i);
+        __builtin_prefetch(soon + p * order.stride * scale_bytes + i);
   }
-  for (int64_t p = now.panel; !HALVES && p < now.panel + now.num_panels; p++)
-    __builtin_prefetch(a.scales + p * PANEL * 4);  // wanted at the end
+  for (int64_t p = 0; !HALVES && p < now.num_panels; p++)
+    __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
   Tiles tiles(num_rows, INT_ROWS);
   bool keep = HALVES && tiles.count > unkept_tiles();
   Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
@@ -330,7 +342,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
               kept_before ? kept : weights,
               kept_before ? KEPT_BYTES : stride,
               (const bf16*)scales,
-              scale_bytes / 2,
+              order.stride * scale_bytes / 2,
               now.num_inputs / a.group,
               a.group,
               sums.at,
@@ -364,9 +376,13 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
       for (int64_t m = 0; m < x.num_rows; m++)
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
+    int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
     int64_t width = int_width(int(tiles.height(tiles.count - 1)));
+    if (rows == 1 && ON_AMD) width = min_of(width, HALF_WIDTH);
     int64_t pass = tiles.count == 1 ? padded : INT_PASS;  // nobody reads the weights once more
-    Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, CACHED / rows);
+    Order order = tiles.count > 1 ? Order(panels, padded, width, pass, CACHED / rows)
+                                  : Order::of_streams(panels, padded, width, pass, bytes,
+                                                      run.pool.num_threads());
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       int_piece<W>(a, first, rows, now, next, order, sums);
     });

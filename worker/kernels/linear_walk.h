@@ -9,7 +9,7 @@ namespace millrace {
 
 // Some panels, and a pass over some of their inputs: what is computed for all rows in one go.
 struct Piece {
-  int64_t panel, num_panels;  // none: there is no more to do
+  int64_t panel, num_panels;  // from one to the next of them: `Order::stride`; none: there is no more
   int64_t k, num_inputs;
 };
 
@@ -18,10 +18,14 @@ struct Order {
   static constexpr int64_t MOST_PIECES = 8;  // of a unit, side by side
   int64_t num_panels;
   int64_t num_inputs;  // padded
-  int64_t width;       // panels of a piece, side by side
+  int64_t width;       // panels of a piece
   int64_t pass;        // inputs of a piece
   int64_t block;       // whole passes: of those of a unit, the inputs done before any later one
   int64_t unit;        // panels that a thread takes at a time
+  int64_t num_taken;   // panels that are: all
+  int64_t stride = 1;  // from panel to panel of a piece
+  int64_t step;        // from piece to piece
+  bool apart = false;
 
   // `cached` inputs of all rows stay in the second cache. Where those of the model are more, many
   // panels go by before the next ones are fetched.
@@ -31,7 +35,31 @@ struct Order {
         width(width),
         pass(pass),
         block(max_of(1, cached / pass) * pass),
-        unit(block < num_inputs ? MOST_PIECES * width : width) {}
+        unit(block < num_inputs ? MOST_PIECES * width : width),
+        num_taken(num_panels),
+        step(width) {}
+
+  // For few rows, which wait for memory: the panels of a piece stand as far apart as they can, and
+  // threads take the first ones, several at a time. So a thread reads `width` streams that go on and
+  // on; one that began anew with every piece would be slow each time (Zen 5: 12 % of the rate for
+  // pieces of 48 KiB, 22 % of 12 KiB).
+  static Order of_streams(int64_t num_panels, int64_t num_inputs, int64_t width, int64_t pass,
+                          int64_t panel_bytes, int64_t num_threads) {
+    constexpr int64_t TAKEN_BYTES = 192 << 10, TIMES = 8;  // at least, that a thread takes some
+    Order order(num_panels, num_inputs, width, pass, num_inputs + pass);
+    int64_t firsts = ceil_div(num_panels, width);
+    order.unit = max_of(1, min_of(TAKEN_BYTES / (width * panel_bytes), firsts / (TIMES * num_threads)));
+    order.num_taken = order.stride = firsts;
+    order.step = 1;
+    order.apart = true;
+    return order;
+  }
+
+  // Of the piece that begins with panel `first`, in a unit that ends before `end`.
+  int64_t panels_of_piece(int64_t first, int64_t end) const {
+    if (first >= end) return 0;
+    return min_of(width, ceil_div((apart ? num_panels : end) - first, stride));
+  }
 };
 
 // One run of panels per thread. A thread takes from the front of its own, so that it reads memory in
@@ -88,7 +116,7 @@ class Walk {
   Piece next() {
     now_.k += order_.pass;
     if (now_.k >= min_of(block_ + order_.block, order_.num_inputs)) {
-      now_.panel += order_.width;
+      now_.panel += order_.step;
       now_.k = block_;
     }
     if (now_.panel >= end_) {
@@ -97,7 +125,7 @@ class Walk {
       now_.k = block_;
     }
     if (block_ >= order_.num_inputs) take();
-    now_.num_panels = min_of(order_.width, end_ - now_.panel);
+    now_.num_panels = order_.panels_of_piece(now_.panel, end_);
     now_.num_inputs = min_of(order_.pass, order_.num_inputs - now_.k);
     return now_;
   }
@@ -122,7 +150,7 @@ void walk(const Run& run, const Order& order, Compute&& compute) {
   constexpr int64_t WORTH_A_THREAD = 4;  // panels
   int64_t threads = min_of(Shares::MOST, run.pool.num_threads());
   int64_t count = min_of(threads, ceil_div(order.num_panels, WORTH_A_THREAD));
-  Shares shares(order.num_panels, count);
+  Shares shares(order.num_taken, count);
   run.pool.each(count, [&](int64_t, int thread) {
     State state;
     Walk pieces(shares, order, thread % count);
