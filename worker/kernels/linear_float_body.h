@@ -1,11 +1,10 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
 
-// Inputs of a piece: where weights are kept they stay in the first cache beside the activations.
-constexpr int64_t FLOAT_PASS = 512, KEPT_INPUTS = 128;
+constexpr int64_t FLOAT_PASS = 512;  // inputs of a piece of more rows than a tile has
 // A lone tile goes on as long as its activations leave room in the first cache.
 constexpr int64_t LONE_PASS = 1536, LONE_BYTES = 16 << 10;
-constexpr int64_t UNKEPT_TILES = 2;                   // so few make their own
-constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
+template <class W>
+constexpr int64_t UNKEPT_TILES = W::INPUTS == 2 ? 4 : 2;  // so few make their own
 
 template <class W>
 constexpr bool keeps = !std::is_void_v<typename W::Kept>;
@@ -14,23 +13,21 @@ constexpr bool keeps = !std::is_void_v<typename W::Kept>;
 // A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
 // first cache leave time to fetch the activations of the next tile, half a block in each chain.
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
-__attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64_t b,
+__attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
                                           Lanes (&even)[ROWS][PANELS]) {
-  constexpr int64_t OF_ROW = BLOCK / W::INPUTS;
   Fetch fetch = t.fetch;
-  auto x = t.x + b * OF_ROW * ROWS + ODD;
-  auto next_x = t.next_x + (2 * b + ODD) * (OF_ROW / 2 * ROWS);
+  const float* x = t.x + b * BLOCK * ROWS + ODD;
+  const float* next_x = t.next_x + (2 * b + ODD) * (BLOCK / 2 * ROWS);
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
-  float* kept = KEEP ? t.kept + (b * OF_ROW + ODD) * PANEL : nullptr;
+  float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
   for (int m = 0; m < ROWS; m++)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
-    fetch.step<PANELS, ROWS == 1 || W::INPUTS == 2 ? 1 : 2>();
-    if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS)
-      __builtin_prefetch(next_x + i / W::INPUTS * ROWS);
+    fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
+    if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS) __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2
-    for (int j = 0; j < 2; j += W::INPUTS) {
+    for (int j = 0; j < 2; j++) {
       Lanes weights[PANELS];
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++) {
@@ -40,13 +37,13 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
       }
 #pragma GCC unroll 16
       for (int m = 0; m < ROWS; m++) {
-        typename W::Input value = x[m * OF_ROW + 2 * j];
+        float value = x[m * BLOCK + 2 * j];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) sums[m][p] = W::add(sums[m][p], value, weights[p]);
       }
     }
-    x += 4 / W::INPUTS, pair += 2 * W::PAIR_BYTES;
-    if (KEEP) kept += 4 / W::INPUTS * PANEL;
+    x += 4, pair += 2 * W::PAIR_BYTES;
+    if (KEEP) kept += 4 * PANEL;
   }
   t.fetch = fetch;
   float* const to = t.sums;  // read once: a store might change it, for all the compiler knows
@@ -65,10 +62,7 @@ __attribute__((noinline)) void add_chains(FloatTile<typename W::Input>& t, int64
 }
 
 template <class W, int ROWS, int PANELS, bool KEEP>
-void float_tile(FloatTile<typename W::Input>& t) {
-#if LANES_LEVEL == 512
-  if constexpr (std::is_same_v<W, KeptPairs>) return kept_tile<PANELS, ROWS>(t);
-#endif
+void float_tile(FloatTile<float>& t) {
   for (int64_t b = 0; b < t.num_blocks; b++) {
     Lanes even[ROWS][PANELS];
     add_chains<W, ROWS, PANELS, KEEP, false>(t, b, even);
@@ -141,7 +135,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
   Tiles tiles(num_rows, FLOAT_ROWS);
-  bool keep = keeps<W> && tiles.count > UNKEPT_TILES;
+  bool keep = keeps<W> && tiles.count > UNKEPT_TILES<W>;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count, fetched_ahead<W>(num_rows));
   auto x = [&](int64_t tile, int64_t k) {
@@ -197,7 +191,7 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     });
     int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
     int64_t width = is_one_stream<W>(rows) ? 1 : float_width(int(tiles.height(tiles.count - 1)));
-    int64_t pass = tiles.count > UNKEPT_TILES ? KEPT_INPUTS * W::INPUTS
+    int64_t pass = tiles.count > UNKEPT_TILES<W> ? KEPT_INPUTS * W::INPUTS
                    : tiles.count > 1         ? FLOAT_PASS
                                              : lone_pass<W>(rows);
     Order order = tiles.count > 1 ? Order(panels, padded, width, pass, CACHED / rows)

@@ -56,6 +56,10 @@ constexpr int64_t FLOAT_ROWS = 4;
 constexpr int float_width(int) { return 1; }
 #endif
 
+// Inputs of a piece where weights are kept: they stay in the first cache beside the activations.
+constexpr int64_t KEPT_INPUTS = 128;
+constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
+
 // A rectangle of the output and the inputs of one pass over it.
 template <class Input>
 struct FloatTile {

@@ -1,12 +1,62 @@
-// Tiles of bf16 pairs whose weights another tile has made, where products of pairs are.
+// Tiles of bf16 pairs, where products of pairs are: of weights as they come, and of those another tile
+// has made and kept.
+
+constexpr int64_t PAIRS_OF_ROW = BLOCK / InputPairs::INPUTS;  // in a block
+constexpr int PAIR_ROWS = 4;  // of the rows of a tile, so many at a time
+
+// Block b for `ROWS` rows of a tile, from row `first` on. Both chains of all their sums stay in
+// registers: written down between the two they would cost a tenth of the time. The weights are made
+// again for the other rows of the tile, on ports that products leave free.
+template <int ROWS, int PANELS, bool KEEP>
+__attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int first, int height) {
+  Fetch fetch = t.fetch;
+  const uint32_t* x = t.x + (b * height + first) * PAIRS_OF_ROW;
+  const uint8_t* pair = t.weights + b * (BLOCK / 2 * Bf16Pairs::PAIR_BYTES);
+  const int64_t panel_stride = t.panel_stride;
+  float* kept = t.kept + b * (PAIRS_OF_ROW * PANEL);
+  Lanes chains[2][ROWS][PANELS];
+  for (int odd = 0; odd < 2; odd++)
+    for (int m = 0; m < ROWS; m++)
+      for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
+  for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * Bf16Pairs::PAIR_BYTES) {
+    fetch.step<PANELS, 1>();
+    if (height == ROWS) fetch.step<PANELS, 1>();  // nobody else fetches the other half
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      Lanes weights[PANELS];
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        const uint8_t* from = pair + p * panel_stride;
+        weights[p] = odd ? Bf16Pairs::odd(from) : Bf16Pairs::even(from);
+        asm("" : "+v"(weights[p].v));  // or gcc 12 reads it again for every row
+        if (KEEP) store(kept + p * KEPT_STRIDE + (i + odd) * PANEL, weights[p]);
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++)
+          chains[odd][m][p] =
+              Bf16Pairs::add(chains[odd][m][p], x[m * PAIRS_OF_ROW + odd], weights[p]);
+    }
+  }
+  t.fetch = fetch;
+  float* const to = t.sums + first * t.sums_stride;  // read once: a store might change it
+  const int64_t stride = t.sums_stride;
+#pragma GCC unroll 4
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) {
+      float* sum = to + m * stride + p * PANEL;
+      store(sum, load(sum) + (chains[0][m][p] + chains[1][m][p]));
+    }
+}
 
 // Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights lie in the first cache: so few rows that
 // their sums and both chains stay in registers over all blocks.
 template <int ROWS, int PANELS, int HEIGHT>
 __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first) {
-  constexpr int64_t OF_ROW = BLOCK / KeptPairs::INPUTS;
   Fetch fetch = t.fetch;
-  const uint32_t *x = t.x + first * OF_ROW, *next_x = t.next_x;
+  const uint32_t *x = t.x + first * PAIRS_OF_ROW, *next_x = t.next_x;
   const uint8_t* pair = t.weights;
   float* to = t.sums + first * t.sums_stride;
   int64_t stride = t.sums_stride, panel_stride = t.panel_stride;
@@ -15,14 +65,14 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) sums[m][p] = load(to + m * stride + p * PANEL);
-  for (int64_t b = 0; b < t.num_blocks; b++, x += (HEIGHT - 1) * OF_ROW) {
+  for (int64_t b = 0; b < t.num_blocks; b++, x += (HEIGHT - 1) * PAIRS_OF_ROW) {
     Lanes chains[2][ROWS][PANELS];
     for (int odd = 0; odd < 2; odd++)
       for (int m = 0; m < ROWS; m++)
         for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
-    for (int64_t i = 0; i < OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
+    for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
       if (first < 2 * ROWS) fetch.step<PANELS>();  // what is left of a tile after two is fetched
-      if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * OF_ROW / 8;
+      if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * PAIRS_OF_ROW / 8;
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {
         Lanes weights[PANELS];
@@ -37,7 +87,7 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
 #pragma GCC unroll 4
           for (int p = 0; p < PANELS; p++)
             chains[odd][m][p] =
-                KeptPairs::add(chains[odd][m][p], x[m * OF_ROW + odd], weights[p]);
+                KeptPairs::add(chains[odd][m][p], x[m * PAIRS_OF_ROW + odd], weights[p]);
       }
     }
 #pragma GCC unroll 4
@@ -59,5 +109,15 @@ void kept_tile(FloatTile<uint32_t>& t) {
   if constexpr (LEFT > 0) {
     add_kept_blocks<ROWS, PANELS, HEIGHT>(t, FIRST);
     kept_tile<PANELS, HEIGHT, FIRST + ROWS>(t);
+  }
+}
+
+template <class W, int ROWS, int PANELS, bool KEEP>
+void float_tile(FloatTile<uint32_t>& t) {
+  constexpr int FIRST = ROWS > PAIR_ROWS ? (ROWS + 1) / 2 : ROWS, REST = ROWS - FIRST;
+  if constexpr (std::is_same_v<W, KeptPairs>) return kept_tile<PANELS, ROWS>(t);
+  for (int64_t b = 0; b < t.num_blocks; b++) {
+    add_pairs<FIRST, PANELS, KEEP>(t, b, 0, ROWS);
+    if constexpr (REST > 0) add_pairs<REST, PANELS, false>(t, b, FIRST, ROWS);
   }
 }
