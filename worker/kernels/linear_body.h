@@ -22,45 +22,42 @@ struct TileSums {
   TileSums(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
            const Order& order, PassSums& sums)
       : stride(order.width * PANEL),
-        out_(a.out + row * a.num_outputs + piece.panel * PANEL),
-        out_stride_(a.num_outputs),
+        out_(a.out + row * a.num_outputs),
+        num_columns_(a.num_outputs),
         num_rows_(num_rows),
-        panel_stride_(order.stride),
-        piece_(piece),
-        num_columns_(a.num_outputs - piece.panel * PANEL),
+        column_(piece.panel * PANEL),
+        column_stride_(order.stride * PANEL),
+        num_panels_(piece.num_panels),
         is_last_(piece.k + piece.num_inputs == order.num_inputs) {
     float* values = sums.values[piece.panel / order.width % Order::MOST_PIECES];
     at = values + row % ROWS_PER_PASS * stride;
     if (piece.k == 0)
-      each([&](int64_t m, int64_t p) { store(at + m * stride + p * PANEL, zero()); });
+      each([](float* sum, float*, int64_t) { store(sum, zero()); });
     if (is_last_)
-      each([&](int64_t m, int64_t p) {
-        __builtin_prefetch(out_ + m * out_stride_ + p * panel_stride_ * PANEL, 1, 2);
-      });
+      each([](float*, float* out, int64_t column) { __builtin_prefetch(out + column, 1, 2); });
   }
 
-  // After the last pass write finished(sum, panel) of each.
+  // After the last pass write finished(sum, first column) of each.
   template <class Finished>
   void finish(Finished&& finished) const {
     if (!is_last_) return;
-    each([&](int64_t m, int64_t p) {
-      int64_t panel = p * panel_stride_;
-      Lanes sum = finished(load(at + m * stride + p * PANEL), piece_.panel + panel);
-      store_columns(out_ + m * out_stride_ + panel * PANEL, sum, num_columns_ - panel * PANEL);
+    each([&](const float* sum, float* out, int64_t column) {
+      store_columns(out + column, finished(load(sum), column), num_columns_ - column);
     });
   }
 
  private:
   template <class Each>
   void each(Each&& call) const {
-    for (int64_t m = 0; m < num_rows_; m++)
-      for (int64_t p = 0; p < piece_.num_panels; p++) call(m, p);
+    for (int64_t m = 0; m < num_rows_; m++) {
+      int64_t column = column_;
+      for (int64_t p = 0; p < num_panels_; p++, column += column_stride_)
+        call(at + m * stride + p * PANEL, out_ + m * num_columns_, column);
+    }
   }
 
   float* out_;
-  int64_t out_stride_, num_rows_, panel_stride_;
-  const Piece& piece_;
-  int64_t num_columns_;
+  int64_t num_columns_, num_rows_, column_, column_stride_, num_panels_;
   bool is_last_;
 };
 

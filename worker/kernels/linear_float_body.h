@@ -164,8 +164,8 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
     }
     if (!kept_before) float_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
-    sums.finish([&](Lanes sum, int64_t panel) {
-      return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
+    sums.finish([&](Lanes sum, int64_t column) {
+      return a.bias ? sum + load(a.bias + column) : sum;
     });
   }
 }

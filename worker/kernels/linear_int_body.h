@@ -195,25 +195,20 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
   for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
 }
 
-// As many panels side by side as are left of the width of a tile, or of the half of it that one row
-// has on AMD; else one. Returns how many.
-template <class W, int ROWS, bool KEEP>
-int64_t add_panels(IntTile& t, int64_t num_panels) {
-  constexpr int WIDTH = int_width(ROWS);
-  if (num_panels >= WIDTH) return add_groups<W, ROWS, WIDTH, KEEP>(t), WIDTH;
-  if constexpr (ROWS == 1 && WIDTH > HALF_WIDTH) {
-    if (num_panels >= HALF_WIDTH) return add_groups<W, ROWS, HALF_WIDTH, KEEP>(t), HALF_WIDTH;
-  }
-  return add_groups<W, ROWS, 1, KEEP>(t), 1;
-}
-
-// One tile over all panels of a piece.
+// One tile over all panels of a piece, side by side while as many are left; of one row, which has half
+// the width on AMD, while half as many are.
 template <class W, int ROWS, bool KEEP>
 void int_panels(IntTile& t, int64_t num_panels) {
+  constexpr int WIDTH = int_width(ROWS), HALF = ROWS == 1 ? HALF_WIDTH : 1;
   Stream begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
+    done = num_panels - p >= WIDTH ? WIDTH : num_panels - p >= HALF ? HALF : 1;
     t.fetch = begin.moved(p);
-    done = add_panels<W, ROWS, KEEP>(t, num_panels - p);
+    if (done == WIDTH) {
+      add_groups<W, ROWS, WIDTH, KEEP>(t);
+    } else {
+      done == HALF ? add_groups<W, ROWS, HALF, KEEP>(t) : add_groups<W, ROWS, 1, KEEP>(t);
+    }
     t.fetch = t.fetch.moved(-p);
     t.weights += done * t.panel_stride;
     t.scales += done * t.scales_stride;
@@ -355,9 +350,9 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
     }
     if (!kept_before) int_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
-    sums.finish([&](Lanes sum, int64_t panel) {
-      if (!HALVES) sum = sum * load((const float*)a.scales + panel * PANEL);
-      return a.bias ? sum + load(a.bias + panel * PANEL) : sum;
+    sums.finish([&](Lanes sum, int64_t column) {
+      if (!HALVES) sum = sum * load((const float*)a.scales + column);
+      return a.bias ? sum + load(a.bias + column) : sum;
     });
   }
 }
