@@ -10,7 +10,8 @@ ONEDNN_BF16 = f"{BF16} (brg_matmul:avx512_core_bf16 in oneDNN's log)"
 
 REASONS: dict[tuple[str, str], str] = {
     ("llama.cpp", "BF16"): (
-        f"{BF16} (vdpbf16ps in its library); why it reads faster at batch 1 there is not known."
+        f"{BF16} (vdpbf16ps in its library). At batch 1 both wait for memory, whose rate may move"
+        " between the two; it reads a row of weights in one stream, as we do."
     ),
     ("OpenVINO", "16 bit"): (
         f"{BF16} (bf16 in its execution graph), elsewhere in float32. It adds in whatever order"
