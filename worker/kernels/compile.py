@@ -65,11 +65,11 @@ def find_compiler(preferred: str = "") -> tuple[str, ...]:
 
 
 def library_name(compiler: Sequence[str], flags: Sequence[str] = ()) -> str:
-    """Return millrace-<hash>.so: sources, flags and the compiler's own name for its version."""
+    """Return millrace-<hash>: of sources, flags and the compiler's own name for its version."""
     shown = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
     digest = hashlib.sha256(" ".join((*compiler, *flags)).encode())
     digest.update(shown.stdout.encode())
-    return f"millrace-{sources_hash(digest.hexdigest())}.so"
+    return f"millrace-{sources_hash(digest.hexdigest())}"
 
 
 def sources_hash(salt: str = "") -> str:
@@ -107,21 +107,34 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
     """
     compiler = find_compiler(preferred)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / library_name(compiler, flags)
-    if target.exists():
-        return target
+    name = library_name(compiler, flags)
+    if kept := _kept(folder, name):
+        return kept
     with _locked(folder / ".lock"):
-        if not target.exists():
-            for left in folder.glob(f"{PARTIAL}*"):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            log.info("compiling the CPU kernels, once: about half a minute")
-            with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
-                built = Path(scratch) / "library.so"
-                _compile(compiler, flags, built)
-                with built.open("rb") as whole:
-                    os.fsync(whole)  # or a power cut may leave the name and half of the file
-                os.replace(built, target)
-    return target
+        if kept := _kept(folder, name):
+            return kept
+        for left in folder.glob(f"{PARTIAL}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        for damaged in folder.glob(f"{name}-*"):
+            damaged.unlink()
+        log.info("compiling the CPU kernels, once: about half a minute")
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
+            built = Path(scratch) / "library.so"
+            _compile(compiler, flags, built)
+            return built.replace(folder / _full_name(name, built))
+
+
+def _kept(folder: Path, name: str) -> Path | None:
+    """Return the library of that name; none that is damaged, which would kill who loads it."""
+    for path in folder.glob(f"{name}-*"):
+        if path.name == _full_name(name, path):
+            return path
+    return None
+
+
+def _full_name(name: str, library: Path) -> str:
+    """Return `name`-<hash of what the library holds>.so."""
+    return f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> None:

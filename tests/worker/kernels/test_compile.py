@@ -41,10 +41,22 @@ def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> No
     with ThreadPoolExecutor(4) as pool:
         made = set(pool.map(lambda _: compile_library(tmp_path / "cache", compiler), range(4)))
     [path] = made
-    assert path.read_text() == "built\n" and path.name == library_name([compiler])
+    assert path.read_text() == "built\n" and path.name.startswith(f"{library_name([compiler])}-")
     linked = [line for line in calls.read_text().splitlines() if "-shared" in line]
     assert len(linked) == 1
     assert {p.name for p in path.parent.iterdir()} == {path.name, ".lock"}
+
+
+@pytest.mark.parametrize("damage", ["", "buil", "Built\n"])
+def test_a_damaged_library_is_compiled_again(
+    fake: tuple[str, Path], tmp_path: Path, damage: str
+) -> None:
+    path = compile_library(tmp_path / "cache", fake[0])
+    fake[1].unlink()
+    assert compile_library(tmp_path / "cache", fake[0]) == path and not fake[1].exists()
+    path.write_text(damage)
+    assert compile_library(tmp_path / "cache", fake[0]) == path
+    assert path.read_text() == "built\n" and "-shared" in fake[1].read_text()
 
 
 STUCK = """#!/bin/sh
