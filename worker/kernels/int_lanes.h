@@ -34,11 +34,21 @@ inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
 }
 // sum[n] += weights[n][0..3] · x[0..3]. Of the intrinsic gcc 12 makes moves.
+inline Ints dot(Ints sum, Bytes weights, __m512i inputs) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(inputs));
+  return sum;
+}
 inline Ints dot(Ints sum, Bytes weights, const Activation* x) {
   int32_t four;
   memcpy(&four, x, sizeof four);
-  __m512i inputs = _mm512_set1_epi32(four);
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(inputs));
+  return dot(sum, weights, _mm512_set1_epi32(four));
+}
+// With the inputs read by the product itself.
+inline Ints dot_read(Ints sum, Bytes weights, const Activation* x) {
+  struct Four {
+    Activation x[4];
+  };
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(weights.v), "m"(*(const Four*)x));
   return sum;
 }
 

@@ -62,6 +62,7 @@ struct TileSums {
 };
 
 #include "pair_lanes.h"
+#include "spread_lanes.h"
 
 #include "linear_float_tile_body.h"
 #if LANES_LEVEL == 512

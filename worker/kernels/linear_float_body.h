@@ -3,6 +3,8 @@
 constexpr int64_t FLOAT_PASS = 512;  // inputs of a piece of more rows than a tile has
 // A lone tile goes on as long as its activations leave room in the first cache.
 constexpr int64_t LONE_PASS = 1536, LONE_BYTES = 16 << 10;
+// In one stream the panel of a piece stays in the second cache, for the tiles after the first.
+constexpr int64_t STREAM_PASS = 4096;
 template <class W>
 constexpr int64_t UNKEPT_TILES = W::INPUTS == 2 ? 4 : 2;  // so few make their own
 
@@ -24,7 +26,8 @@ __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
   for (int m = 0; m < ROWS; m++)
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
-    fetch.step<PANELS, ROWS == 1 ? 1 : 2>();
+    // Of several rows the first cache is full of what their tile works with.
+    fetch.step<PANELS, ROWS == 1 ? FIRST_CACHE : SECOND_CACHE>();
     if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS) __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
@@ -111,15 +114,17 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
     }
 }
 
-// One row of pairs waits for nothing but memory, which on AMD one stream asks for best.
+// Whether a thread reads one panel after the other. On AMD rows of pairs wait for memory, which one
+// stream asks for best, as long as no tile keeps weights.
 template <class W>
-bool is_one_stream(int64_t num_rows) {
-  return W::INPUTS == 2 && num_rows == 1 && ON_AMD;
+bool floats_in_one_stream(int64_t num_tiles) {
+  return W::INPUTS == 2 && num_tiles <= UNKEPT_TILES<W> && ON_AMD;
 }
 
 template <class W>
 int64_t fetched_ahead(int64_t num_rows) {
-  return is_one_stream<W>(num_rows) ? 6144 : W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
+  if (floats_in_one_stream<W>(1)) return 9216;
+  return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 
 // One piece for rows first..first+num_rows-1. Of more than UNKEPT_TILES the first keeps its weights
@@ -170,15 +175,29 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   }
 }
 
+// How rows of a few tiles go through the weights, or of many.
 template <class W>
-int64_t lone_pass(int64_t num_rows) {
-  int64_t row_bytes = num_rows * int64_t(sizeof(typename W::Input)) / W::INPUTS;
-  return min_of(LONE_PASS, LONE_BYTES / row_bytes / 256 * 256);
+Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int64_t num_threads) {
+  constexpr int64_t CACHED = 1 << 18;  // activations
+  int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
+  int64_t width = float_width(int(tiles.height(tiles.count - 1)));
+  if (floats_in_one_stream<W>(tiles.count)) {
+    // Passes are alike: what one fetches is all of the next.
+    int64_t pass = ceil_div(ceil_div(padded, ceil_div(padded, STREAM_PASS)), BLOCK) * BLOCK;
+    return Order::of_streams(panels, padded, 1, pass, bytes, num_threads);
+  }
+  if (tiles.count == 1) {
+    int64_t row_bytes = tiles.num_rows * int64_t(sizeof(typename W::Input)) / W::INPUTS;
+    int64_t pass = min_of(LONE_PASS, LONE_BYTES / row_bytes / 256 * 256);
+    return Order::of_streams(panels, padded, width, pass, bytes, num_threads);
+  }
+  int64_t pass = tiles.count > UNKEPT_TILES<W> ? KEPT_INPUTS * W::INPUTS : FLOAT_PASS;
+  return Order(panels, padded, width, pass, CACHED / tiles.num_rows);
 }
 
 template <class W>
 void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  constexpr int64_t INPUTS_PER_STRIP = 1024, CACHED = 1 << 18;  // activations
+  constexpr int64_t INPUTS_PER_STRIP = 1024;  // activations
   int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, 0);
   for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
@@ -189,14 +208,7 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
       prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
                       (typename W::Input*)a.scratch + row * padded / W::INPUTS);
     });
-    int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
-    int64_t width = is_one_stream<W>(rows) ? 1 : float_width(int(tiles.height(tiles.count - 1)));
-    int64_t pass = tiles.count > UNKEPT_TILES<W> ? KEPT_INPUTS * W::INPUTS
-                   : tiles.count > 1         ? FLOAT_PASS
-                                             : lone_pass<W>(rows);
-    Order order = tiles.count > 1 ? Order(panels, padded, width, pass, CACHED / rows)
-                                  : Order::of_streams(panels, padded, width, pass, bytes,
-                                                      run.pool.num_threads());
+    Order order = order_of<W>(a, padded, tiles, run.pool.num_threads());
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       float_piece<W>(a, first, rows, now, next, order, sums);
     });

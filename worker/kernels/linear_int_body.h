@@ -27,7 +27,6 @@ constexpr int int_width(int rows) { return rows <= 2 ? 4 : 3; }
 constexpr int64_t INT_ROWS = 4;
 constexpr int int_width(int) { return 1; }
 #endif
-constexpr int HALF_WIDTH = 2;
 
 // One group more.
 template <class W>
@@ -48,10 +47,9 @@ struct Stream {
   int64_t advance;  // bytes of a panel at a step
 
   Stream(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
-         int64_t tiles_of_steps)
+         int64_t tiles_of_steps, int64_t ahead)
       : from(next), end(next), next(next), panel_stride(panel_stride), advance(LINE / tiles_of_steps) {
     if (tiles_of_steps > 1) return;
-    const int64_t ahead = ON_AMD ? 3072 : 2048;
     if (num_bytes > ahead) from = now + ahead;
     end = now + num_bytes;
   }
@@ -60,10 +58,10 @@ struct Stream {
   void turn() { from = from == end ? next : from; }
 
   // It changes something: what only prefetches has no effect for gcc 12, and is left out.
-  template <int PANELS, int CACHE>
+  template <int PANELS, int WHERE>
   void step() {
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, 4 - CACHE);
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, WHERE);
     from += advance;
   }
 
@@ -87,6 +85,7 @@ struct IntTile {
   int64_t num_groups;
   int64_t group;
   float* sums;             // of the passes so far, [rows][width of the tile][16]
+  int64_t sums_stride;     // from row to row
   Stream fetch;
   bool first;              // the weights are not in the first cache yet
   bool keep;               // write the weights as bytes, for the tiles after this one
@@ -103,6 +102,19 @@ constexpr int64_t SOON = 1024;
 // does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
 inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
 
+// Whether a thread reads one panel after the other. On AMD rows wait for memory, which one stream asks
+// for best, as long as their products do not take longer.
+template <class W>
+bool ints_in_one_stream(int64_t num_rows) {
+  constexpr int64_t MOST = W::FORMAT == Format::INT8 ? 2 * INT_ROWS : 5;
+  return LANES_LEVEL == 512 && num_rows <= MOST && ON_AMD;
+}
+
+template <class W>
+int64_t ints_ahead(int64_t num_rows) {
+  return ints_in_one_stream<W>(num_rows) ? 9216 : ON_AMD ? 3072 : 2048;
+}
+
 // sums[m][p] += weights[p] · x[m]
 template <int ROWS, int PANELS>
 inline void add_products(Ints (&sums)[ROWS][PANELS], const Bytes (&weights)[PANELS],
@@ -118,6 +130,8 @@ inline void add_products(Ints (&sums)[ROWS][PANELS], const Bytes (&weights)[PANE
 template <class W, int ROWS, int PANELS>
 inline void finish_group(const IntTile& t, int64_t g, const Ints (&products)[ROWS][PANELS]) {
   float* sums = t.sums;  // read once: a store might change it, for all the compiler knows
+  // The full width is known here: a factor would cost 3 %.
+  const int64_t stride = PANELS < int_width(ROWS) ? t.sums_stride : int_width(ROWS) * PANEL;
   const float* x_scales = t.x_scales + g * ROWS;
   const int32_t* starts = t.starts + g * ROWS;
   Lanes scales[PANELS];
@@ -130,7 +144,7 @@ inline void finish_group(const IntTile& t, int64_t g, const Ints (&products)[ROW
     Ints start = splat(starts[m]);
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) {
-      float* sum = sums + (m * int_width(ROWS) + p) * PANEL;
+      float* sum = sums + m * stride + p * PANEL;
       Lanes whole = to_lanes(add(products[m][p], start));
       store(sum, scaled<W>(load(sum), whole, x_scale, scales[p]));
     }
@@ -155,9 +169,9 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #pragma GCC unroll 2
     for (int j = 0; j < CHUNK / W::LINE_INPUTS; j++) {
       if (__builtin_expect(near, 1)) {
-        fetch.step<PANELS, 1>();
+        fetch.step<PANELS, ONCE>();
       } else {
-        fetch.step<PANELS, 2>();
+        fetch.step<PANELS, SECOND_CACHE>();
         if (soon)
 #pragma GCC unroll 4
           for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
@@ -190,25 +204,27 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
   finish_group<W>(t, g, sums);
 }
 
+#if LANES_LEVEL == 512
+#include "linear_int_panel_body.h"
+#endif
+
 template <class W, int ROWS, int PANELS, bool KEEP>
 __attribute__((noinline)) void add_groups(IntTile& t) {
+#if LANES_LEVEL == 512
+  if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS>(t);
+#endif
   for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
 }
 
-// One tile over all panels of a piece, side by side while as many are left; of one row, which has half
-// the width on AMD, while half as many are.
+// One tile over all panels of a piece, side by side while as many are left.
 template <class W, int ROWS, bool KEEP>
 void int_panels(IntTile& t, int64_t num_panels) {
-  constexpr int WIDTH = int_width(ROWS), HALF = ROWS == 1 ? HALF_WIDTH : 1;
+  constexpr int WIDTH = int_width(ROWS);
   Stream begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
-    done = num_panels - p >= WIDTH ? WIDTH : num_panels - p >= HALF ? HALF : 1;
+    done = num_panels - p >= WIDTH ? WIDTH : 1;
     t.fetch = begin.moved(p);
-    if (done == WIDTH) {
-      add_groups<W, ROWS, WIDTH, KEEP>(t);
-    } else {
-      done == HALF ? add_groups<W, ROWS, HALF, KEEP>(t) : add_groups<W, ROWS, 1, KEEP>(t);
-    }
+    done == WIDTH ? add_groups<W, ROWS, WIDTH, KEEP>(t) : add_groups<W, ROWS, 1, KEEP>(t);
     t.fetch = t.fetch.moved(-p);
     t.weights += done * t.panel_stride;
     t.scales += done * t.scales_stride;
@@ -325,7 +341,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
   Tiles tiles(num_rows, INT_ROWS);
   bool keep = HALVES && tiles.count > unkept_tiles();
   Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
-               keep ? 2 * tiles.count - 1 : tiles.count);
+               keep ? 2 * tiles.count - 1 : tiles.count, ints_ahead<W>(num_rows));
   for (int64_t i = 0; i < tiles.count; i++) {
     int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
     QuantisedTile x(a, first, tiles, i, padded);
@@ -341,6 +357,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
               now.num_inputs / a.group,
               a.group,
               sums.at,
+              sums.stride,
               fetch,
               i == 0,
               keep,
@@ -372,12 +389,11 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
     int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
-    int64_t width = int_width(int(tiles.height(tiles.count - 1)));
-    if (rows == 1 && ON_AMD) width = min_of(width, HALF_WIDTH);
-    int64_t pass = tiles.count == 1 ? padded : INT_PASS;  // nobody reads the weights once more
-    Order order = tiles.count > 1 ? Order(panels, padded, width, pass, CACHED / rows)
-                                  : Order::of_streams(panels, padded, width, pass, bytes,
-                                                      run.pool.num_threads());
+    const bool one = ints_in_one_stream<W>(rows);
+    int64_t width = one ? 1 : int_width(int(tiles.height(tiles.count - 1)));
+    Order order = one || tiles.count == 1  // and nobody reads the weights once more
+                      ? Order::of_streams(panels, padded, width, padded, bytes, run.pool.num_threads())
+                      : Order(panels, padded, width, INT_PASS, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       int_piece<W>(a, first, rows, now, next, order, sums);
     });

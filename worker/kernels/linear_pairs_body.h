@@ -19,8 +19,8 @@ __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int 
     for (int m = 0; m < ROWS; m++)
       for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
   for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * Bf16Pairs::PAIR_BYTES) {
-    fetch.step<PANELS, 1>();
-    if (height == ROWS) fetch.step<PANELS, 1>();  // nobody else fetches the other half
+    fetch.step<PANELS, FIRST_CACHE>();
+    if (height == ROWS) fetch.step<PANELS, FIRST_CACHE>();  // nobody else fetches the other half
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; odd++) {
       Lanes weights[PANELS];
@@ -51,6 +51,64 @@ __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int 
     }
 }
 
+// Pair `I` of four, for all rows.
+template <int I, int ROWS>
+inline __attribute__((always_inline)) void add_pair(Lanes (&chains)[ROWS], Lanes weights,
+                                                    const Fours (&fours)[MOST_SPREAD],
+                                                    const uint32_t* x) {
+  asm("" : "+v"(weights.v));  // or gcc 12 reads it again for every row
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; m++) {
+    if (m < spread_rows(ROWS)) {
+      chains[m] = InputPairs::add(chains[m], spread<I>(fours[m % MOST_SPREAD]), weights);
+    } else {
+      chains[m] = InputPairs::add(chains[m], x + m * PAIRS_OF_ROW + I, weights);
+    }
+  }
+}
+
+// One panel for all rows of a tile: little enough that their sums and both chains stay in registers
+// over all blocks.
+template <int ROWS, int WHERE>
+__attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
+  constexpr int64_t LINE = Bf16Pairs::PAIR_BYTES;
+  Fetch fetch = t.fetch;
+  const uint32_t* x = t.x;
+  const uint8_t* line = t.weights;
+  float* to = t.sums;
+  int64_t stride = t.sums_stride;
+  Lanes sums[ROWS];
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; m++) sums[m] = load(to + m * stride);
+  for (int64_t b = 0; b < t.num_blocks; b++, x += (ROWS - 1) * PAIRS_OF_ROW) {
+    Lanes even[ROWS], odd[ROWS];
+    for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
+    for (int64_t i = 0; i < PAIRS_OF_ROW; i += 4, x += 4, line += 4 * LINE) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) fetch.step<1, WHERE>();
+      Fours fours[MOST_SPREAD];
+      for (int m = 0; m < spread_rows(ROWS); m++) fours[m] = read_fours(x + m * PAIRS_OF_ROW);
+      add_pair<0>(even, Bf16Pairs::even(line), fours, x);
+      add_pair<1>(odd, Bf16Pairs::odd(line), fours, x);
+      add_pair<2>(even, Bf16Pairs::even(line + 2 * LINE), fours, x);
+      add_pair<3>(odd, Bf16Pairs::odd(line + 2 * LINE), fours, x);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; m++) sums[m] = sums[m] + (even[m] + odd[m]);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; m++) store(to + m * stride, sums[m]);
+  t.fetch = fetch;
+}
+
+template <int ROWS>
+void panel_tile(FloatTile<uint32_t>& t) {
+  if constexpr (2 * ROWS >= FLOAT_ROWS) {  // or there are no other tiles
+    if (t.fetch.every > 1) return add_panel<ROWS, FIRST_CACHE>(t);
+  }
+  add_panel<ROWS, ONCE>(t);
+}
+
 // Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights lie in the first cache: so few rows that
 // their sums and both chains stay in registers over all blocks.
 template <int ROWS, int PANELS, int HEIGHT>
@@ -71,7 +129,7 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
       for (int m = 0; m < ROWS; m++)
         for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
     for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
-      if (first < 2 * ROWS) fetch.step<PANELS>();  // what is left of a tile after two is fetched
+      if (first < 2 * ROWS) fetch.step<PANELS, SECOND_CACHE>();  // what is left of a tile after two is fetched
       if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * PAIRS_OF_ROW / 8;
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {
@@ -115,9 +173,14 @@ void kept_tile(FloatTile<uint32_t>& t) {
 template <class W, int ROWS, int PANELS, bool KEEP>
 void float_tile(FloatTile<uint32_t>& t) {
   constexpr int FIRST = ROWS > PAIR_ROWS ? (ROWS + 1) / 2 : ROWS, REST = ROWS - FIRST;
-  if constexpr (std::is_same_v<W, KeptPairs>) return kept_tile<PANELS, ROWS>(t);
-  for (int64_t b = 0; b < t.num_blocks; b++) {
-    add_pairs<FIRST, PANELS, KEEP>(t, b, 0, ROWS);
-    if constexpr (REST > 0) add_pairs<REST, PANELS, false>(t, b, FIRST, ROWS);
+  if constexpr (std::is_same_v<W, KeptPairs>) {
+    kept_tile<PANELS, ROWS>(t);
+  } else if constexpr (PANELS == 1 && !KEEP) {
+    panel_tile<ROWS>(t);
+  } else {
+    for (int64_t b = 0; b < t.num_blocks; b++) {
+      add_pairs<FIRST, PANELS, KEEP>(t, b, 0, ROWS);
+      if constexpr (REST > 0) add_pairs<REST, PANELS, false>(t, b, FIRST, ROWS);
+    }
   }
 }

@@ -174,6 +174,10 @@ struct Tiles {
   int64_t height(int64_t tile) const { return low + (tile >= num_low); }
 };
 
+// Where weights are fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and nothing
+// after it: for those that are read once it leaves the others what they hold.
+constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;
+
 // Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every
 // `every`th step of a tile, so that memory is at work while the tile computes. First comes the rest
 // of this piece, then the piece after it.
@@ -201,13 +205,11 @@ struct Fetch {
     end = now + num_bytes;
   }
 
-  // To the second cache: the first is full of what a tile of several rows works with. It is not where
-  // there is one row, or where activations are bf16.
-  template <int PANELS, int CACHE = 2>
+  template <int PANELS, int WHERE>
   void step() {
     if (--steps_left > 0) return;
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, 4 - CACHE);
+    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, WHERE);
     from += bytes;
     if (from == end) from = next;
     steps_left = every;

@@ -10,9 +10,16 @@ struct InputPairs {
   using Input = uint32_t;
   static constexpr int64_t INPUTS = 2;  // of a chain, that one `Input` holds
   // sum + first x first weight + second x second weight
-  static Lanes add(Lanes sum, uint32_t x, Lanes weights) {
-    __m512i inputs = _mm512_set1_epi32(int(x));
+  static Lanes add(Lanes sum, __m512i inputs, Lanes weights) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(inputs));
+    return sum;
+  }
+  static Lanes add(Lanes sum, uint32_t x, Lanes weights) {
+    return add(sum, _mm512_set1_epi32(int(x)), weights);
+  }
+  // With the inputs read by the product itself.
+  static Lanes add(Lanes sum, const uint32_t* x, Lanes weights) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(weights.v), "m"(*x));
     return sum;
   }
   // Sixteen inputs, rounded to bf16 before: of every four the even ones, then the odd ones.

@@ -1,0 +1,72 @@
+// One panel of quantised weights for all rows of a tile. Included by `linear_int_body.h`.
+
+// Four inputs more, number `I` of four, for all rows.
+template <int I, int ROWS>
+inline __attribute__((always_inline)) void add_fours(Ints (&sums)[ROWS], Bytes weights,
+                                                     const Fours (&fours)[MOST_SPREAD],
+                                                     const Activation* x) {
+  asm("" : "+v"(weights.v));  // or gcc 12 reads it again for every row
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; m++) {
+    if (m < spread_rows(ROWS)) {
+      sums[m] = dot(sums[m], weights, spread<I>(fours[m % MOST_SPREAD]));
+    } else {
+      sums[m] = dot_read(sums[m], weights, x + m * CHUNK + 4 * I);
+    }
+  }
+}
+
+// Exact sums of products over one group. The chains of a row are several: one product waits for the
+// one before it longer than few rows keep the multipliers busy.
+template <class W, int ROWS>
+inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, const Activation*& x,
+                                                              const uint8_t*& line, int64_t group,
+                                                              Ints (&products)[ROWS][1]) {
+  constexpr int CHAINS = 2 * ROWS <= INT_ROWS ? 4 : 2;
+  Ints sums[CHAINS][ROWS];
+  for (int c = 0; c < CHAINS; c++)
+    for (int m = 0; m < ROWS; m++) sums[c][m] = splat(0);
+  for (int64_t i = 0; i < group / CHUNK; i++, x += CHUNK * (ROWS - 1)) {
+    fetch.turn();
+    for (int j = 0; j < CHUNK / 16; j++, x += 16, line += 16 / W::LINE_INPUTS * 64) {
+      Fours fours[MOST_SPREAD];
+      for (int m = 0; m < spread_rows(ROWS); m++) fours[m] = read_fours(x + m * CHUNK);
+      if constexpr (W::LINE_INPUTS == 4) {
+        fetch.step<1, ONCE>();
+        add_fours<0>(sums[0], bytes(line), fours, x);
+        fetch.step<1, ONCE>();
+        add_fours<1>(sums[1], bytes(line + 64), fours, x);
+        fetch.step<1, ONCE>();
+        add_fours<2>(sums[2 % CHAINS], bytes(line + 128), fours, x);
+        fetch.step<1, ONCE>();
+        add_fours<3>(sums[3 % CHAINS], bytes(line + 192), fours, x);
+      } else {
+        fetch.step<1, ONCE>();
+        add_fours<0>(sums[0], low_halves(line), fours, x);
+        add_fours<1>(sums[1], high_halves(line), fours, x);
+        fetch.step<1, ONCE>();
+        add_fours<2>(sums[2 % CHAINS], low_halves(line + 64), fours, x);
+        add_fours<3>(sums[3 % CHAINS], high_halves(line + 64), fours, x);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; m++) {
+    products[m][0] = add(sums[0][m], sums[1][m]);
+    if constexpr (CHAINS == 4)
+      products[m][0] = add(products[m][0], add(sums[2][m], sums[3][m]));
+  }
+}
+
+template <class W, int ROWS>
+__attribute__((noinline)) void add_panel_of_ints(IntTile& t) {
+  Stream fetch = t.fetch;
+  const Activation* x = t.x;
+  const uint8_t* line = t.weights;
+  for (int64_t g = 0; g < t.num_groups; g++) {
+    Ints products[ROWS][1];
+    add_group_of_panel<W>(fetch, x, line, t.group, products);
+    finish_group<W>(t, g, products);
+  }
+  t.fetch = fetch;
+}
