@@ -104,7 +104,7 @@ __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
 template <int ROWS>
 void panel_tile(FloatTile<uint32_t>& t) {
   if constexpr (2 * ROWS >= FLOAT_ROWS) {  // or there are no other tiles
-    if (t.fetch.every > 1) return add_panel<ROWS, FIRST_CACHE>(t);
+    if (t.fetch.every > 1) return add_panel<ROWS, FIRST_CACHE>(t);  // they read weights again
   }
   add_panel<ROWS, ONCE>(t);
 }

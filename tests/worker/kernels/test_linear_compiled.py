@@ -64,7 +64,7 @@ def test_near_the_product_and_equal_at_every_level(
 
 
 @pytest.mark.parametrize("form", ALL)
-@pytest.mark.parametrize("inputs", [64, 2200])
+@pytest.mark.parametrize("inputs", [64, 2200, 9000])
 def test_a_row_sees_neither_its_batch_nor_the_threads(form: Format, inputs: int) -> None:
     x, weight = floats(401, inputs), floats(150, inputs, seed=1)
     whole = linear(x, weight, form=form)
