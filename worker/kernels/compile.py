@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -38,6 +39,8 @@ FLAGS = (
     "-ffp-contract=off",  # a product and a sum stay two roundings unless a kernel says fma
 )
 LINK_FLAGS = ("-shared", "-pthread")
+UNUSED_S = 30 * 24 * 3600.0
+"""A library that nobody asked for in this time is removed by the next compilation."""
 SLIM = ("-fno-asynchronous-unwind-tables", *(("-Wl,-s",) if sys.platform == "linux" else ()))
 """Nobody but a debugger or a sanitizer unwinds through the kernels, or asks for their names."""
 
@@ -115,8 +118,7 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
             return kept
         for left in folder.glob(f"{PARTIAL}*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        for damaged in folder.glob(f"{name}-*"):
-            damaged.unlink()
+        _remove_useless(folder, name)
         log.info("compiling the CPU kernels, once: about half a minute")
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
             built = Path(scratch) / "library.so"
@@ -128,8 +130,18 @@ def _kept(folder: Path, name: str) -> Path | None:
     """Return the library of that name; none that is damaged, which would kill who loads it."""
     for path in folder.glob(f"{name}-*"):
         if path.name == _full_name(name, path):
+            with contextlib.suppress(OSError):  # a cache may be only for reading
+                os.utime(path)
             return path
     return None
+
+
+def _remove_useless(folder: Path, name: str) -> None:
+    """Remove what is called `name` and damaged, and what was of use to nobody for long."""
+    oldest = time.time() - UNUSED_S
+    for path in folder.glob("millrace-*.so"):
+        if path.name.startswith(f"{name}-") or path.stat().st_mtime < oldest:
+            path.unlink()  # who has loaded it keeps it
 
 
 def _full_name(name: str, library: Path) -> str:

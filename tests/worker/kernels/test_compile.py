@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shutil
 import stat
@@ -57,6 +58,16 @@ def test_a_damaged_library_is_compiled_again(
     path.write_text(damage)
     assert compile_library(tmp_path / "cache", fake[0]) == path
     assert path.read_text() == "built\n" and "-shared" in fake[1].read_text()
+
+
+def test_a_library_that_nobody_uses_is_removed(fake: tuple[str, Path], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    used, unused = (compile_library(cache, fake[0], [flag]) for flag in ("-O1", "-O2"))
+    for path in (used, unused):
+        os.utime(path, (0, 0))
+    assert compile_library(cache, fake[0], ["-O1"]) == used
+    new = compile_library(cache, fake[0])
+    assert set(cache.glob("*.so")) == {used, new}
 
 
 STUCK = """#!/bin/sh
