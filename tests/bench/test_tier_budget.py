@@ -77,7 +77,7 @@ def test_a_measurement_that_fails_leaves_no_process(
 
 def test_a_process_that_does_not_start_is_named() -> None:
     stack = Stack("http://127.0.0.1:1")
-    stack.start("worker", "json.tool", "/nowhere")
+    stack.start("worker", "json.tool", "--no-such-option")
     with pytest.raises(RuntimeError, match="worker ended with exit status 2"):
         stack.wait_until(lambda: False)
     stack.kill()
