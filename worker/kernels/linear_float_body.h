@@ -117,13 +117,13 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
 // Whether a thread reads one panel after the other. On AMD rows of pairs wait for memory, which one
 // stream asks for best, as long as no tile keeps weights.
 template <class W>
-bool floats_in_one_stream(int64_t num_tiles) {
-  return W::INPUTS == 2 && num_tiles <= UNKEPT_TILES<W> && ON_AMD;
+bool floats_in_one_stream(int64_t num_tiles, int64_t weight_bytes) {
+  return W::INPUTS == 2 && num_tiles <= UNKEPT_TILES<W> && ON_AMD && is_in_memory(weight_bytes);
 }
 
 template <class W>
-int64_t fetched_ahead(int64_t num_rows) {
-  if (floats_in_one_stream<W>(1)) return 9216;
+int64_t fetched_ahead(int64_t num_rows, int64_t weight_bytes) {
+  if (floats_in_one_stream<W>(1, weight_bytes)) return 9216;
   return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 
@@ -142,7 +142,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   Tiles tiles(num_rows, FLOAT_ROWS);
   bool keep = keeps<W> && tiles.count > UNKEPT_TILES<W>;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count, fetched_ahead<W>(num_rows));
+              tiles.count, fetched_ahead<W>(num_rows, order.num_panels * panel));
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;
@@ -181,7 +181,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
   constexpr int64_t CACHED = 1 << 18;  // activations
   int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
   int64_t width = float_width(int(tiles.height(tiles.count - 1)));
-  if (floats_in_one_stream<W>(tiles.count)) {
+  if (floats_in_one_stream<W>(tiles.count, panels * bytes)) {
     // Passes are alike: what one fetches is all of the next.
     int64_t pass = ceil_div(ceil_div(padded, ceil_div(padded, STREAM_PASS)), BLOCK) * BLOCK;
     return Order::of_streams(panels, padded, 1, pass, bytes, num_threads);
