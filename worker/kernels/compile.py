@@ -33,14 +33,14 @@ PACKAGED_HASH = SOURCES / "packaged.hash"
 """Names the sources and the kind of machine that PACKAGED was made of, and for."""
 LOOK_S = 0.2
 """How often whoever waits for compilers looks for a stop."""
+UNUSED_S = 30 * 24 * 3600.0
+"""A library that nobody asked for in this time is removed by the next compilation."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wno-psabi"),
     "-ffp-contract=off",  # a product and a sum stay two roundings unless a kernel says fma
 )
 LINK_FLAGS = ("-shared", "-pthread")
-UNUSED_S = 30 * 24 * 3600.0
-"""A library that nobody asked for in this time is removed by the next compilation."""
 SLIM = ("-fno-asynchronous-unwind-tables", *(("-Wl,-s",) if sys.platform == "linux" else ()))
 """Nobody but a debugger or a sanitizer unwinds through the kernels, or asks for their names."""
 
@@ -140,8 +140,9 @@ def _remove_useless(folder: Path, name: str) -> None:
     """Remove what is called `name` and damaged, and what was of use to nobody for long."""
     oldest = time.time() - UNUSED_S
     for path in folder.glob("millrace-*.so"):
-        if path.name.startswith(f"{name}-") or path.stat().st_mtime < oldest:
-            path.unlink()  # who has loaded it keeps it
+        with contextlib.suppress(OSError):  # what another user keeps here hinders nobody
+            if path.name.startswith(f"{name}-") or path.stat().st_mtime < oldest:
+                path.unlink()  # who has loaded it keeps it
 
 
 def _full_name(name: str, library: Path) -> str:

@@ -102,17 +102,12 @@ constexpr int64_t SOON = 1024;
 // does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
 inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
 
-// Whether a thread reads one panel after the other. On AMD rows wait for memory, which one stream asks
-// for best, as long as their products do not take longer.
+// Whether a thread reads one panel after the other. On AMD rows wait for memory, which one stream
+// asks for best, as long as their products do not take longer.
 template <class W>
 bool ints_in_one_stream(int64_t num_rows, int64_t weight_bytes) {
   constexpr int64_t MOST = W::FORMAT == Format::INT8 ? 2 * INT_ROWS : 5;
   return LANES_LEVEL == 512 && num_rows <= MOST && ON_AMD && is_in_memory(weight_bytes);
-}
-
-template <class W>
-int64_t ints_ahead(int64_t num_rows, int64_t weight_bytes) {
-  return ints_in_one_stream<W>(num_rows, weight_bytes) ? 9216 : ON_AMD ? 3072 : 2048;
 }
 
 // sums[m][p] += weights[p] · x[m]
@@ -340,8 +335,9 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
     __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
   Tiles tiles(num_rows, INT_ROWS);
   bool keep = HALVES && tiles.count > unkept_tiles();
+  bool one = ints_in_one_stream<W>(num_rows, order.num_panels * panel);
   Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
-               keep ? 2 * tiles.count - 1 : tiles.count, ints_ahead<W>(num_rows, order.num_panels * panel));
+               keep ? 2 * tiles.count - 1 : tiles.count, one ? 9216 : ON_AMD ? 3072 : 2048);
   for (int64_t i = 0; i < tiles.count; i++) {
     int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
     QuantisedTile x(a, first, tiles, i, padded);
@@ -389,10 +385,11 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
     int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
-    const bool one = ints_in_one_stream<W>(rows, panels * bytes);
+    int64_t threads = run.pool.num_threads();
+    bool one = ints_in_one_stream<W>(rows, panels * bytes);
     int64_t width = one ? 1 : int_width(int(tiles.height(tiles.count - 1)));
     Order order = one || tiles.count == 1  // and nobody reads the weights once more
-                      ? Order::of_streams(panels, padded, width, padded, bytes, run.pool.num_threads())
+                      ? Order::of_streams(panels, padded, width, padded, bytes, threads)
                       : Order(panels, padded, width, INT_PASS, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       int_piece<W>(a, first, rows, now, next, order, sums);

@@ -129,7 +129,8 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
       for (int m = 0; m < ROWS; m++)
         for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
     for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
-      if (first < 2 * ROWS) fetch.step<PANELS, SECOND_CACHE>();  // what is left of a tile after two is fetched
+      if (first < 2 * ROWS)  // what is left of a tile after two is fetched
+        fetch.step<PANELS, SECOND_CACHE>();
       if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * PAIRS_OF_ROW / 8;
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; odd++) {

@@ -178,8 +178,8 @@ struct Tiles {
 // linears stays in the caches, where several panels side by side are faster (2 rows: a fifth).
 inline bool is_in_memory(int64_t weight_bytes) { return weight_bytes > 768 << 10; }
 
-// Where weights are fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and nothing
-// after it: for those that are read once it leaves the others what they hold.
+// Where weights are fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and
+// nothing after it: for those that are read once it leaves the others what they hold.
 constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;
 
 // Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every

@@ -70,7 +70,7 @@ def test_near_the_product_and_equal_at_every_level(
 def test_a_row_sees_neither_its_batch_nor_the_threads(
     form: Format, inputs: int, outputs: int
 ) -> None:
-    """Weights of the last three shapes are too many for the caches in every format."""
+    """Weights of the last three shapes count as more than caches hold, in every format."""
     x, weight = floats(401, inputs), floats(outputs, inputs, seed=1)
     whole = linear(x, weight, form=form)
     assert np.array_equal(linear(x, weight, form=form, threads=1), whole)
