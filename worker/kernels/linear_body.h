@@ -14,50 +14,57 @@ struct PassSums {
   alignas(64) float values[Order::MOST_PIECES][ROWS_PER_PASS * MOST_WIDTH * PANEL];
 };
 
-// Those of a tile: zeros before the first pass, written to the output after the last.
-struct TileSums {
-  float* at;
-  int64_t stride;
+// Those of a piece: zeros before the first pass, written to the output after the last. `row`: the
+// first of them, `num_rows` ROWS_PER_PASS at most.
+class PieceSums {
+ public:
+  const int64_t stride;  // from row to row
 
-  TileSums(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
-           const Order& order, PassSums& sums)
+  PieceSums(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
+            const Order& order, PassSums& sums)
       : stride(order.width * PANEL),
+        values_(sums.values[piece.number]),
         out_(a.out + row * a.num_outputs),
         num_columns_(a.num_outputs),
-        num_rows_(num_rows),
         column_(piece.panel * PANEL),
         column_stride_(order.stride * PANEL),
         num_panels_(piece.num_panels),
         is_last_(piece.k + piece.num_inputs == order.num_inputs) {
-    float* values = sums.values[piece.panel / order.width % Order::MOST_PIECES];
-    at = values + row % ROWS_PER_PASS * stride;
-    if (piece.k == 0)
-      each([](float* sum, float*, int64_t) { store(sum, zero()); });
-    if (is_last_)
-      each([](float*, float* out, int64_t column) { __builtin_prefetch(out + column, 1, 2); });
+    if (piece.k == 0) memset(values_, 0, size_t(num_rows * stride) * sizeof(float));
+  }
+
+  float* of(int64_t row) const { return values_ + row * stride; }
+
+  // Before the last pass: what `finish` will write.
+  void fetch_output(int64_t first, int64_t num_rows) const {
+    if (!is_last_) return;
+    each(first, num_rows, [](float*, float* out, int64_t column) {
+      fetch_to_write(out + column);
+    });
   }
 
   // After the last pass write finished(sum, first column) of each.
   template <class Finished>
-  void finish(Finished&& finished) const {
+  void finish(int64_t first, int64_t num_rows, Finished&& finished) const {
     if (!is_last_) return;
-    each([&](const float* sum, float* out, int64_t column) {
+    each(first, num_rows, [&](const float* sum, float* out, int64_t column) {
       store_columns(out + column, finished(load(sum), column), num_columns_ - column);
     });
   }
 
  private:
   template <class Each>
-  void each(Each&& call) const {
-    for (int64_t m = 0; m < num_rows_; m++) {
+  void each(int64_t first, int64_t num_rows, Each&& call) const {
+    for (int64_t m = first; m < first + num_rows; m++) {
       int64_t column = column_;
       for (int64_t p = 0; p < num_panels_; p++, column += column_stride_)
-        call(at + m * stride + p * PANEL, out_ + m * num_columns_, column);
+        call(of(m) + p * PANEL, out_ + m * num_columns_, column);
     }
   }
 
+  float* values_;
   float* out_;
-  int64_t num_columns_, num_rows_, column_, column_stride_, num_panels_;
+  int64_t num_columns_, column_, column_stride_, num_panels_;
   bool is_last_;
 };
 

@@ -127,10 +127,10 @@ int64_t fetched_ahead(int64_t num_rows, int64_t weight_bytes) {
   return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 
-// One piece for rows first..first+num_rows-1. Of more than UNKEPT_TILES the first keeps its weights
-// for the others.
+// One piece for the rows of `tiles`, from row `first` on. Of more than UNKEPT_TILES the first keeps its
+// weights for the others.
 template <class W>
-void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
+void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, const Piece& now,
                  const Piece& next, const Order& order, PassSums& pass_sums) {
   using Input = typename W::Input;
   alignas(64) float kept[keeps<W> ? MOST_WIDTH * KEPT_STRIDE : 1];
@@ -139,23 +139,23 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
-  Tiles tiles(num_rows, FLOAT_ROWS);
   bool keep = keeps<W> && tiles.count > UNKEPT_TILES<W>;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count, fetched_ahead<W>(num_rows, order.num_panels * panel));
+              tiles.count, fetched_ahead<W>(tiles.num_rows, order.num_panels * panel));
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;
   };
+  PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
   for (int64_t tile = 0; tile < tiles.count; tile++) {
-    int64_t row = first + tiles.first(tile), rows = tiles.height(tile);
-    TileSums sums(a, row, rows, now, order, pass_sums);
+    int64_t row = tiles.first(tile), rows = tiles.height(tile);
+    sums.fetch_output(row, rows);
     FloatTile<Input> t{x(tile, now.k),
                        tile + 1 < tiles.count ? x(tile + 1, now.k) : x(0, next.k),
                        weights,
                        stride,
                        now.num_inputs / BLOCK,
-                       sums.at,
+                       sums.of(row),
                        sums.stride,
                        fetch,
                        keep,
@@ -169,7 +169,7 @@ void float_piece(const LinearArguments& a, int64_t first, int64_t num_rows, cons
     }
     if (!kept_before) float_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
-    sums.finish([&](Lanes sum, int64_t column) {
+    sums.finish(row, rows, [&](Lanes sum, int64_t column) {
       return a.bias ? sum + load(a.bias + column) : sum;
     });
   }
@@ -210,7 +210,7 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     });
     Order order = order_of<W>(a, padded, tiles, run.pool.num_threads());
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
-      float_piece<W>(a, first, rows, now, next, order, sums);
+      float_piece<W>(a, first, tiles, now, next, order, sums);
     });
   }
 }

@@ -285,16 +285,16 @@ struct QuantisedTile {
   int64_t num_rows;
 
   QuantisedTile(const LinearArguments& a, int64_t first, const Tiles& tiles, int64_t tile,
-                int64_t padded)
-      : num_rows(tiles.height(tile)), layout_(padded, a.group, sizeof(Activation)) {
-    at = a.scratch + (first + tiles.first(tile)) * layout_.stride;
-  }
+                const QuantisedRow& layout)
+      : at(a.scratch + (first + tiles.first(tile)) * layout.stride),
+        num_rows(tiles.height(tile)),
+        layout_(layout) {}
 
   float* scales() const { return (float*)(at + num_rows * layout_.values_bytes); }
   int32_t* starts() const { return (int32_t*)(scales() + num_rows * layout_.num_groups); }
 
  private:
-  QuantisedRow layout_;
+  const QuantisedRow& layout_;
 };
 
 // Groups first..end-1 of one row into its tile.
@@ -312,17 +312,19 @@ void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t r
   }
 }
 
-// One piece for rows first..first+num_rows-1. Of INT4 the first tile keeps its weights for the others.
+// One piece for the rows of `tiles`, from row `first` on. Of INT4 the first tile keeps its weights for
+// the others.
 template <class W>
-void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const Piece& now,
-               const Piece& next, const Order& order, PassSums& pass_sums) {
+void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, const QuantisedRow& layout,
+               const Piece& now, const Piece& next, const Order& order, PassSums& pass_sums) {
   constexpr bool HALVES = W::FORMAT == Format::INT4;
   alignas(64) uint8_t kept[HALVES ? MOST_WIDTH * KEPT_BYTES : 1];
   int64_t padded = order.num_inputs, panel = panel_bytes(W::FORMAT, padded);
-  int64_t stride = order.stride * panel, num_groups = padded / a.group;
-  int64_t scale_bytes = HALVES ? num_groups * PANEL * 2 : 0;
+  int64_t stride = order.stride * panel;
+  int64_t first_group = now.k / a.group, num_groups = now.num_inputs / a.group;
+  int64_t scale_bytes = HALVES ? layout.num_groups * PANEL * 2 : 0;
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
-  const uint8_t* scales = a.scales + now.panel * scale_bytes + now.k / a.group * PANEL * 2;
+  const uint8_t* scales = a.scales + now.panel * scale_bytes + first_group * PANEL * 2;
   const uint8_t* wanted = weights;
   if (next.num_panels) {
     wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
@@ -333,26 +335,26 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
   }
   for (int64_t p = 0; !HALVES && p < now.num_panels; p++)
     __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
-  Tiles tiles(num_rows, INT_ROWS);
   bool keep = HALVES && tiles.count > unkept_tiles();
-  bool one = ints_in_one_stream<W>(num_rows, order.num_panels * panel);
+  bool one = ints_in_one_stream<W>(tiles.num_rows, order.num_panels * panel);
   Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
                keep ? 2 * tiles.count - 1 : tiles.count, one ? 9216 : ON_AMD ? 3072 : 2048);
+  PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
   for (int64_t i = 0; i < tiles.count; i++) {
-    int64_t row = first + tiles.first(i), rows = tiles.height(i), group = now.k / a.group;
-    QuantisedTile x(a, first, tiles, i, padded);
-    TileSums sums(a, row, rows, now, order, pass_sums);
+    int64_t row = tiles.first(i), rows = tiles.height(i);
+    QuantisedTile x(a, first, tiles, i, layout);
+    sums.fetch_output(row, rows);
     bool kept_before = keep && i > 0;
     IntTile t{(const Activation*)x.at + now.k * rows,
-              x.scales() + group * rows,
-              x.starts() + group * rows,
+              x.scales() + first_group * rows,
+              x.starts() + first_group * rows,
               kept_before ? kept : weights,
               kept_before ? KEPT_BYTES : stride,
               (const bf16*)scales,
               order.stride * scale_bytes / 2,
-              now.num_inputs / a.group,
+              num_groups,
               a.group,
-              sums.at,
+              sums.of(row),
               sums.stride,
               fetch,
               i == 0,
@@ -363,7 +365,7 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
     }
     if (!kept_before) int_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
-    sums.finish([&](Lanes sum, int64_t column) {
+    sums.finish(row, rows, [&](Lanes sum, int64_t column) {
       if (!HALVES) sum = sum * load((const float*)a.scales + column);
       return a.bias ? sum + load(a.bias + column) : sum;
     });
@@ -373,14 +375,16 @@ void int_piece(const LinearArguments& a, int64_t first, int64_t num_rows, const 
 template <class W>
 void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   constexpr int64_t GROUPS_PER_STRIP = 4, CACHED = 1 << 20;  // activations
-  int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, a.group), num_groups = padded / a.group;
+  int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, a.group);
+  QuantisedRow layout(padded, a.group, sizeof(Activation));
+  int64_t num_groups = layout.num_groups;
   for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
     Tiles tiles(rows, INT_ROWS);
     int64_t strip = rows == 1 ? num_groups : GROUPS_PER_STRIP, strips = ceil_div(num_groups, strip);
     run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
       int64_t row = first + tiles.first(piece / strips), group = piece % strips * strip;
-      QuantisedTile x(a, first, tiles, piece / strips, padded);
+      QuantisedTile x(a, first, tiles, piece / strips, layout);
       for (int64_t m = 0; m < x.num_rows; m++)
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
@@ -392,7 +396,7 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
                       ? Order::of_streams(panels, padded, width, padded, bytes, threads)
                       : Order(panels, padded, width, INT_PASS, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
-      int_piece<W>(a, first, rows, now, next, order, sums);
+      int_piece<W>(a, first, tiles, layout, now, next, order, sums);
     });
   }
 }

@@ -131,7 +131,7 @@ inline void fetch_output(const LinearArguments& a, int64_t row, int64_t num_rows
                          const Piece& piece) {
   for (int64_t m = row + TILE_ROWS; m < min_of(num_rows, row + 2 * TILE_ROWS); m++)
     for (int64_t p = 0; p < piece.num_panels; p++)
-      __builtin_prefetch(a.out + m * a.num_outputs + (piece.panel + p) * PANEL, 1, 2);
+      fetch_to_write(a.out + m * a.num_outputs + (piece.panel + p) * PANEL);
 }
 
 // Sums of 16 rows and a quad, from one pass to the next.

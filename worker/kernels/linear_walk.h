@@ -11,6 +11,7 @@ namespace millrace {
 struct Piece {
   int64_t panel, num_panels;  // from one to the next of them: `Order::stride`; none: there is no more
   int64_t k, num_inputs;
+  int64_t number = 0;  // of those of its unit that are begun and not done
 };
 
 // Sizes of the walk.
@@ -71,7 +72,7 @@ class Shares {
 
   Shares(int64_t num_panels, int64_t count) : count_(count) {
     for (int64_t i = 0; i < count; i++)
-      runs_[i].store(joined(num_panels * i / count, num_panels * (i + 1) / count));
+      runs_[i].left = joined(num_panels * i / count, num_panels * (i + 1) / count);
   }
 
   // At most `most` panels for the thread whose run is number `own`.
@@ -84,28 +85,31 @@ class Shares {
 
   // Whether a panel is still in that run.
   bool has(int64_t own, int64_t panel) const {
-    uint64_t seen = runs_[own].load(std::memory_order_relaxed);
+    uint64_t seen = runs_[own].left.load(std::memory_order_relaxed);
     return panel >= int64_t(seen & 0xffffffff) && panel < int64_t(seen >> 32);
   }
 
  private:
-  using RunOfPanels = std::atomic<uint64_t>;  // the first in the lower half, the end in the upper
+  // On a line of its own: threads would wait for each other's.
+  struct alignas(64) RunOfPanels {
+    std::atomic<uint64_t> left;  // the first in the lower half, the end in the upper
+  };
 
   static uint64_t joined(int64_t first, int64_t end) { return uint64_t(first) | uint64_t(end) << 32; }
 
   static Piece take_of(RunOfPanels& run, int64_t most, bool from_back) {
-    uint64_t seen = run.load(std::memory_order_relaxed);
+    uint64_t seen = run.left.load(std::memory_order_relaxed);
     for (;;) {
       int64_t first = int64_t(seen & 0xffffffff), end = int64_t(seen >> 32);
       int64_t count = min_of(most, end - first);
       uint64_t rest = from_back ? joined(first, end - count) : joined(first + count, end);
-      if (count == 0 || run.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
+      if (count == 0 || run.left.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
         return {from_back ? end - count : first, count, 0, 0};
     }
   }
 
   int64_t count_;
-  alignas(64) RunOfPanels runs_[MOST];
+  RunOfPanels runs_[MOST];
 };
 
 // The pieces of one thread.
@@ -117,11 +121,12 @@ class Walk {
     now_.k += order_.pass;
     if (now_.k >= min_of(block_ + order_.block, order_.num_inputs)) {
       now_.panel += order_.step;
+      now_.number += order_.block < order_.num_inputs;
       now_.k = block_;
     }
     if (now_.panel >= end_) {
       block_ += order_.block;
-      now_.panel = first_;
+      now_.panel = first_, now_.number = 0;
       now_.k = block_;
     }
     if (block_ >= order_.num_inputs) take();
@@ -134,7 +139,7 @@ class Walk {
   void take() {
     Piece unit = shares_.take(own_, order_.unit);
     first_ = unit.panel, end_ = first_ + unit.num_panels, block_ = 0;
-    now_.panel = first_, now_.k = 0;
+    now_.panel = first_, now_.number = 0, now_.k = 0;
   }
 
   Shares& shares_;
@@ -181,6 +186,16 @@ inline bool is_in_memory(int64_t weight_bytes) { return weight_bytes > 768 << 10
 // Where weights are fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and
 // nothing after it: for those that are read once it leaves the others what they hold.
 constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;
+
+// A line that is written soon, which another thread may have read or written last. Of the builtin gcc 12
+// makes a fetch for reading, or nothing where nothing else is done.
+inline void fetch_to_write(const float* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*line));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
 
 // Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every
 // `every`th step of a tile, so that memory is at work while the tile computes. First comes the rest
