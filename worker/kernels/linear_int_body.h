@@ -90,6 +90,7 @@ struct IntTile {
   bool first;              // the weights are not in the first cache yet
   bool keep;               // write the weights as bytes, for the tiles after this one
   uint8_t* kept;
+  bool in_a_row;           // one panel after the other, and so they are fetched
 };
 
 constexpr int64_t INT_PASS = 512;                 // inputs of a piece
@@ -228,11 +229,28 @@ void int_panels(IntTile& t, int64_t num_panels) {
   }
 }
 
+// The scales of INT4 that one panel takes, asked for.
+inline void fetch_scales(const uint8_t* scales, int64_t num_groups) {
+  for (int64_t i = 0; i < num_groups * PANEL * 2; i += 64) __builtin_prefetch(scales + i);
+}
+
+// One panel after the other. They lie in a row, and so does what comes after the piece, mostly.
+template <class W, int ROWS>
+void ints_in_a_row(IntTile& t, int64_t num_panels) {
+  for (int64_t p = 0; p < num_panels; p++, t.weights += t.panel_stride, t.sums += PANEL) {
+    if (W::FORMAT == Format::INT4)
+      fetch_scales((const uint8_t*)(t.scales + t.scales_stride), t.num_groups);
+    add_groups<W, ROWS, 1, false>(t);
+    t.scales += t.scales_stride;
+  }
+}
+
 template <class W, int ROWS = INT_ROWS>
 void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return int_rows<W, ROWS - 1>(t, num_rows, num_panels);
   }
+  if (t.in_a_row) return ints_in_a_row<W, ROWS>(t, num_panels);
   if constexpr (W::LINE_INPUTS == 8 && 2 * ROWS >= INT_ROWS) {
     if (t.keep) return int_panels<W, ROWS, true>(t, num_panels);
   }
@@ -326,18 +344,18 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* scales = a.scales + now.panel * scale_bytes + first_group * PANEL * 2;
   const uint8_t* wanted = weights;
+  bool one = ints_in_one_stream<W>(tiles.num_rows, order.num_panels * panel);
   if (next.num_panels) {
     wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
     const uint8_t* soon = a.scales + next.panel * scale_bytes + next.k / a.group * PANEL * 2;
-    for (int64_t p = 0; HALVES && p < next.num_panels; p++)
-      for (int64_t i = 0; i < next.num_inputs / a.group * PANEL * 2; i += 64)
-        __builtin_prefetch(soon + p * order.stride * scale_bytes + i);
+    for (int64_t p = 0; HALVES && !one && p < next.num_panels; p++)
+      fetch_scales(soon + p * order.stride * scale_bytes, next.num_inputs / a.group);
   }
   for (int64_t p = 0; !HALVES && p < now.num_panels; p++)
     __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
   bool keep = HALVES && tiles.count > unkept_tiles();
-  bool one = ints_in_one_stream<W>(tiles.num_rows, order.num_panels * panel);
-  Stream fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
+  int64_t in_a_row = one ? now.num_panels : 1;
+  Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
                keep ? 2 * tiles.count - 1 : tiles.count, one ? 9216 : ON_AMD ? 3072 : 2048);
   PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
   for (int64_t i = 0; i < tiles.count; i++) {
@@ -359,7 +377,8 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
               fetch,
               i == 0,
               keep,
-              kept};
+              kept,
+              one};
     if constexpr (HALVES) {
       if (kept_before) int_rows<Int4Bytes>(t, rows, now.num_panels);
     }
@@ -392,7 +411,8 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     int64_t threads = run.pool.num_threads();
     bool one = ints_in_one_stream<W>(rows, panels * bytes);
     int64_t width = one ? 1 : int_width(int(tiles.height(tiles.count - 1)));
-    Order order = one || tiles.count == 1  // and nobody reads the weights once more
+    Order order = one && rows == 1 ? Order::in_a_row(panels, padded, bytes, threads)
+                  : one || tiles.count == 1  // and nobody reads the weights once more
                       ? Order::of_streams(panels, padded, width, padded, bytes, threads)
                       : Order(panels, padded, width, INT_PASS, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {

@@ -17,6 +17,7 @@ struct Piece {
 // Sizes of the walk.
 struct Order {
   static constexpr int64_t MOST_PIECES = 8;  // of a unit, side by side
+  static constexpr int64_t MOST_IN_A_ROW = 16, PIECE_BYTES = 192 << 10;
   int64_t num_panels;
   int64_t num_inputs;  // padded
   int64_t width;       // panels of a piece
@@ -46,13 +47,23 @@ struct Order {
   // pieces of 48 KiB, 22 % of 12 KiB).
   static Order of_streams(int64_t num_panels, int64_t num_inputs, int64_t width, int64_t pass,
                           int64_t panel_bytes, int64_t num_threads) {
-    constexpr int64_t TAKEN_BYTES = 192 << 10, TIMES = 8;  // at least, that a thread takes some
     Order order(num_panels, num_inputs, width, pass, num_inputs + pass);
     int64_t firsts = ceil_div(num_panels, width);
-    order.unit = max_of(1, min_of(TAKEN_BYTES / (width * panel_bytes), firsts / (TIMES * num_threads)));
+    order.unit = taken(firsts, width * panel_bytes, num_threads);
     order.num_taken = order.stride = firsts;
     order.step = 1;
     order.apart = true;
+    return order;
+  }
+
+  // The same in one stream: whole panels one after the other, so many in a piece that what it takes
+  // beside their products is little.
+  static Order in_a_row(int64_t num_panels, int64_t num_inputs, int64_t panel_bytes,
+                        int64_t num_threads) {
+    int64_t taken_at_once = taken(num_panels, panel_bytes, num_threads);
+    int64_t width = max_of(1, min_of(min_of(MOST_IN_A_ROW, PIECE_BYTES / panel_bytes), taken_at_once));
+    Order order(num_panels, num_inputs, width, num_inputs, 2 * num_inputs);
+    order.unit = taken_at_once / width * width;
     return order;
   }
 
@@ -60,6 +71,13 @@ struct Order {
   int64_t panels_of_piece(int64_t first, int64_t end) const {
     if (first >= end) return 0;
     return min_of(width, ceil_div((apart ? num_panels : end) - first, stride));
+  }
+
+ private:
+  // How many of `count` a thread takes at a time.
+  static int64_t taken(int64_t count, int64_t bytes, int64_t num_threads) {
+    constexpr int64_t TAKEN_BYTES = 192 << 10, TIMES = 8;  // at least, that a thread takes some
+    return max_of(1, min_of(TAKEN_BYTES / bytes, count / (TIMES * num_threads)));
   }
 };
 
