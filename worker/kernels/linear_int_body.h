@@ -23,10 +23,17 @@ struct Int4Bytes {
 #if LANES_LEVEL == 512
 constexpr int64_t INT_ROWS = 8;
 constexpr int int_width(int rows) { return rows <= 2 ? 4 : 3; }
+constexpr int64_t TALLEST = 16;  // of one panel: its sums alone leave registers for the rest
 #else
 constexpr int64_t INT_ROWS = 4;
 constexpr int int_width(int) { return 1; }
+constexpr int64_t TALLEST = INT_ROWS;
 #endif
+
+// The scales of INT4 that one panel takes, asked for.
+inline void fetch_scales(const uint8_t* scales, int64_t num_groups) {
+  for (int64_t i = 0; i < num_groups * PANEL * 2; i += 64) __builtin_prefetch(scales + i);
+}
 
 // One group more.
 template <class W>
@@ -90,7 +97,6 @@ struct IntTile {
   bool first;              // the weights are not in the first cache yet
   bool keep;               // write the weights as bytes, for the tiles after this one
   uint8_t* kept;
-  bool in_a_row;           // one panel after the other, and so they are fetched
 };
 
 constexpr int64_t INT_PASS = 512;                 // inputs of a piece
@@ -103,12 +109,11 @@ constexpr int64_t SOON = 1024;
 // does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
 inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
 
-// Whether a thread reads one panel after the other. On AMD rows wait for memory, which one stream
-// asks for best, as long as their products do not take longer.
+// Whether all rows are one tile that goes through one panel after the other. On AMD rows wait for
+// memory, which one stream asks for best, and weights of INT4 are made bytes of once for all of them.
 template <class W>
 bool ints_in_one_stream(int64_t num_rows, int64_t weight_bytes) {
-  constexpr int64_t MOST = W::FORMAT == Format::INT8 ? 2 * INT_ROWS : 5;
-  return LANES_LEVEL == 512 && num_rows <= MOST && ON_AMD && is_in_memory(weight_bytes);
+  return LANES_LEVEL == 512 && num_rows <= TALLEST && ON_AMD && is_in_memory(weight_bytes);
 }
 
 // sums[m][p] += weights[p] · x[m]
@@ -229,28 +234,11 @@ void int_panels(IntTile& t, int64_t num_panels) {
   }
 }
 
-// The scales of INT4 that one panel takes, asked for.
-inline void fetch_scales(const uint8_t* scales, int64_t num_groups) {
-  for (int64_t i = 0; i < num_groups * PANEL * 2; i += 64) __builtin_prefetch(scales + i);
-}
-
-// One panel after the other. They lie in a row, and so does what comes after the piece, mostly.
-template <class W, int ROWS>
-void ints_in_a_row(IntTile& t, int64_t num_panels) {
-  for (int64_t p = 0; p < num_panels; p++, t.weights += t.panel_stride, t.sums += PANEL) {
-    if (W::FORMAT == Format::INT4)
-      fetch_scales((const uint8_t*)(t.scales + t.scales_stride), t.num_groups);
-    add_groups<W, ROWS, 1, false>(t);
-    t.scales += t.scales_stride;
-  }
-}
-
 template <class W, int ROWS = INT_ROWS>
 void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return int_rows<W, ROWS - 1>(t, num_rows, num_panels);
   }
-  if (t.in_a_row) return ints_in_a_row<W, ROWS>(t, num_panels);
   if constexpr (W::LINE_INPUTS == 8 && 2 * ROWS >= INT_ROWS) {
     if (t.keep) return int_panels<W, ROWS, true>(t, num_panels);
   }
@@ -377,12 +365,14 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
               fetch,
               i == 0,
               keep,
-              kept,
-              one};
+              kept};
     if constexpr (HALVES) {
       if (kept_before) int_rows<Int4Bytes>(t, rows, now.num_panels);
     }
-    if (!kept_before) int_rows<W>(t, rows, now.num_panels);
+#if LANES_LEVEL == 512
+    if (one) ints_in_a_row<W>(t, rows, now.num_panels);
+#endif
+    if (!one && !kept_before) int_rows<W>(t, rows, now.num_panels);
     fetch = t.fetch;
     sums.finish(row, rows, [&](Lanes sum, int64_t column) {
       if (!HALVES) sum = sum * load((const float*)a.scales + column);
@@ -399,7 +389,9 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   int64_t num_groups = layout.num_groups;
   for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
-    Tiles tiles(rows, INT_ROWS);
+    int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
+    bool one = ints_in_one_stream<W>(rows, panels * bytes);
+    Tiles tiles(rows, one ? TALLEST : INT_ROWS);
     int64_t strip = rows == 1 ? num_groups : GROUPS_PER_STRIP, strips = ceil_div(num_groups, strip);
     run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
       int64_t row = first + tiles.first(piece / strips), group = piece % strips * strip;
@@ -407,12 +399,10 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
       for (int64_t m = 0; m < x.num_rows; m++)
         quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
     });
-    int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
     int64_t threads = run.pool.num_threads();
-    bool one = ints_in_one_stream<W>(rows, panels * bytes);
-    int64_t width = one ? 1 : int_width(int(tiles.height(tiles.count - 1)));
-    Order order = one && rows == 1 ? Order::in_a_row(panels, padded, bytes, threads)
-                  : one || tiles.count == 1  // and nobody reads the weights once more
+    int64_t width = int_width(int(tiles.height(tiles.count - 1)));
+    Order order = one ? Order::in_a_row(panels, padded, bytes, threads)
+                  : tiles.count == 1  // and nobody reads the weights once more
                       ? Order::of_streams(panels, padded, width, padded, bytes, threads)
                       : Order(panels, padded, width, INT_PASS, CACHED / rows);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {

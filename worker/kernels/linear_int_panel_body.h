@@ -6,7 +6,7 @@ inline __attribute__((always_inline)) void add_fours(Ints (&sums)[ROWS], Bytes w
                                                      const Fours (&fours)[MOST_SPREAD],
                                                      const Activation* x) {
   asm("" : "+v"(weights.v));  // or gcc 12 reads it again for every row
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++) {
     if (m < spread_rows(ROWS)) {
       sums[m] = dot(sums[m], weights, spread<I>(fours[m % MOST_SPREAD]));
@@ -22,7 +22,7 @@ template <class W, int ROWS>
 inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, const Activation*& x,
                                                               const uint8_t*& line, int64_t group,
                                                               Ints (&products)[ROWS][1]) {
-  constexpr int CHAINS = 2 * ROWS <= INT_ROWS ? 4 : 2;
+  constexpr int CHAINS = ROWS <= 4 ? 4 : ROWS <= 8 ? 2 : 1;
   Ints sums[CHAINS][ROWS];
   for (int c = 0; c < CHAINS; c++)
     for (int m = 0; m < ROWS; m++) sums[c][m] = splat(0);
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
         fetch.step<1, ONCE>();
         add_fours<0>(sums[0], bytes(line), fours, x);
         fetch.step<1, ONCE>();
-        add_fours<1>(sums[1], bytes(line + 64), fours, x);
+        add_fours<1>(sums[1 % CHAINS], bytes(line + 64), fours, x);
         fetch.step<1, ONCE>();
         add_fours<2>(sums[2 % CHAINS], bytes(line + 128), fours, x);
         fetch.step<1, ONCE>();
@@ -43,18 +43,18 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
       } else {
         fetch.step<1, ONCE>();
         add_fours<0>(sums[0], low_halves(line), fours, x);
-        add_fours<1>(sums[1], high_halves(line), fours, x);
+        add_fours<1>(sums[1 % CHAINS], high_halves(line), fours, x);
         fetch.step<1, ONCE>();
         add_fours<2>(sums[2 % CHAINS], low_halves(line + 64), fours, x);
         add_fours<3>(sums[3 % CHAINS], high_halves(line + 64), fours, x);
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++) {
-    products[m][0] = add(sums[0][m], sums[1][m]);
-    if constexpr (CHAINS == 4)
-      products[m][0] = add(products[m][0], add(sums[2][m], sums[3][m]));
+    products[m][0] = sums[0][m];
+    if constexpr (CHAINS > 1) products[m][0] = add(sums[0][m], sums[1][m]);
+    if constexpr (CHAINS > 2) products[m][0] = add(products[m][0], add(sums[2][m], sums[3][m]));
   }
 }
 
@@ -69,4 +69,18 @@ __attribute__((noinline)) void add_panel_of_ints(IntTile& t) {
     finish_group<W>(t, g, products);
   }
   t.fetch = fetch;
+}
+
+// One panel after the other. They lie in a row, and so does what comes after the piece, mostly.
+template <class W, int ROWS = TALLEST>
+void ints_in_a_row(IntTile& t, int64_t num_rows, int64_t num_panels) {
+  if constexpr (ROWS > 1) {
+    if (num_rows < ROWS) return ints_in_a_row<W, ROWS - 1>(t, num_rows, num_panels);
+  }
+  for (int64_t p = 0; p < num_panels; p++, t.weights += t.panel_stride, t.sums += PANEL) {
+    if (W::FORMAT == Format::INT4)
+      fetch_scales((const uint8_t*)(t.scales + t.scales_stride), t.num_groups);
+    add_panel_of_ints<W, ROWS>(t);
+    t.scales += t.scales_stride;
+  }
 }

@@ -17,7 +17,7 @@ struct Piece {
 // Sizes of the walk.
 struct Order {
   static constexpr int64_t MOST_PIECES = 8;  // of a unit, side by side
-  static constexpr int64_t MOST_IN_A_ROW = 16, PIECE_BYTES = 192 << 10;
+  static constexpr int64_t MOST_IN_A_ROW = 8, PIECE_BYTES = 192 << 10;
   int64_t num_panels;
   int64_t num_inputs;  // padded
   int64_t width;       // panels of a piece

@@ -74,7 +74,7 @@ def test_a_row_sees_neither_its_batch_nor_the_threads(
     x, weight = floats(401, inputs), floats(outputs, inputs, seed=1)
     whole = linear(x, weight, form=form)
     assert np.array_equal(linear(x, weight, form=form, threads=1), whole)
-    for rows in (1, 2, 3, 4, 5, 8, 11, 16, 29):
+    for rows in (*range(1, 18), 29):
         part = linear(x[-rows:].copy(), weight, form=form, threads=3)
         assert np.array_equal(part, whole[-rows:])
 
