@@ -305,7 +305,7 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
     if not isinstance(backend, CpuBackend) or place is None or too_small:
         yield
         return
-    path = cache_path(place, weights.fingerprint(), backend.weights.name, folder)
+    path = cache_path(place, weights.fingerprint(), backend.weight_layout, folder)
     cache = backend.cache = PackedCache(path, backend.num_threads)
     try:
         yield

@@ -212,14 +212,14 @@ class _Writer:
         os.close(self._lock)
 
 
-def cache_path(folder: Path, fingerprint: str, format_name: str, model: Path) -> Path:
+def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path:
     """Return where the packed weights of `model` belong; its files' sizes and times count too.
 
-    The first half of the name stays the same for a folder, its config and a format.
+    The first half of the name stays the same for a folder, its config and a layout (a format).
     """
-    home = hashlib.sha256(f"{format_name} {model.resolve()}".encode())
+    home = hashlib.sha256(f"{layout} {model.resolve()}".encode())
     home.update((model / "config.json").read_bytes())
-    digest = hashlib.sha256(f"{fingerprint} {format_name}".encode())
+    digest = hashlib.sha256(f"{fingerprint} {layout}".encode())
     for name in LAYOUT_SOURCES:
         digest.update((SOURCES / name).read_bytes())
     for path in sorted(model.glob("*.safetensors")):

@@ -105,6 +105,12 @@ class CpuBackend:
         """Levels agree bit for bit, so that none is named."""
         return f"cpu {self.weights.name.lower()} kernels=3"
 
+    @property
+    def weight_layout(self) -> str:
+        """Say how packed weights lie: of bfloat16 one level has a layout of its own (`linear.h`)."""
+        in_pairs = self.weights is Format.BF16 and self.level is Level.AVX512_BF16
+        return self.weights.name + ("_PAIRS" if in_pairs else "")
+
     def sampler(self, vocab_size: int) -> Sampler:
         """Return what draws from the logits of a pass."""
         return Sampler(vocab_size, DrawPasses(self.library, self.level))

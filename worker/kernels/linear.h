@@ -4,7 +4,9 @@
 // Outputs stand in panels of 16, one per lane. A panel holds its inputs in order, filled up with
 // zeros to whole blocks; `linear_pack.cpp` writes it:
 //   F32, F16  [K][16]          one input after the other
-//   BF16      [K / 2][16][2]   inputs in pairs: a line of 64 bytes, sixteen lines are a tile of AMX
+//   BF16      [K / 2][16][2]   inputs in pairs: a line of 64 bytes, sixteen lines are a tile of AMX;
+//             [K / 4][2][16][2]  for AVX512_BF16, inputs k + 2 and k, then k + 3 and k + 1: a chain takes
+//                              those of a line one after the other, the upper one first
 //   INT8      [K / 4][16][4]   unsigned, value + 128
 //   INT4      [K / 8][16][4]   inputs k .. k + 3 in the low halves, k + 4 .. k + 7 in the high ones,
 //                              unsigned, value + 8

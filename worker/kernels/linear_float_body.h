@@ -6,7 +6,7 @@ constexpr int64_t LONE_PASS = 1536, LONE_BYTES = 16 << 10;
 // In one stream the panel of a piece stays in the second cache, for the tiles after the first.
 constexpr int64_t STREAM_PASS = 4096;
 template <class W>
-constexpr int64_t UNKEPT_TILES = W::INPUTS == 2 ? 4 : 2;  // so few make their own
+constexpr int64_t FEW_TILES = W::INPUTS == 2 ? 4 : 2;
 
 template <class W>
 constexpr bool keeps = !std::is_void_v<typename W::Kept>;
@@ -118,7 +118,7 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
 // stream asks for best, as long as no tile keeps weights.
 template <class W>
 bool floats_in_one_stream(int64_t num_tiles, int64_t weight_bytes) {
-  return W::INPUTS == 2 && num_tiles <= UNKEPT_TILES<W> && ON_AMD && is_in_memory(weight_bytes);
+  return W::INPUTS == 2 && num_tiles <= FEW_TILES<W> && ON_AMD && is_in_memory(weight_bytes);
 }
 
 template <class W>
@@ -127,8 +127,8 @@ int64_t fetched_ahead(int64_t num_rows, int64_t weight_bytes) {
   return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 
-// One piece for the rows of `tiles`, from row `first` on. Of more than UNKEPT_TILES the first keeps its
-// weights for the others.
+// One piece for the rows of `tiles`, from row `first` on. Of more than FEW_TILES the weights stay in the
+// first cache: as they are, or as the first tile has kept them for the others.
 template <class W>
 void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, const Piece& now,
                  const Piece& next, const Order& order, PassSums& pass_sums) {
@@ -139,7 +139,7 @@ void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, co
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
-  bool keep = keeps<W> && tiles.count > UNKEPT_TILES<W>;
+  bool keep = (keeps<W> || W::INPUTS == 2) && tiles.count > FEW_TILES<W>;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
               tiles.count, fetched_ahead<W>(tiles.num_rows, order.num_panels * panel));
   auto x = [&](int64_t tile, int64_t k) {
@@ -160,7 +160,7 @@ void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, co
                        fetch,
                        keep,
                        kept};
-    bool kept_before = keep && tile > 0;
+    bool kept_before = keeps<W> && keep && tile > 0;
     if constexpr (keeps<W>) {
       if (kept_before) {
         t.weights = (const uint8_t*)kept, t.panel_stride = KEPT_STRIDE * 4;
@@ -191,7 +191,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
     int64_t pass = min_of(LONE_PASS, LONE_BYTES / row_bytes / 256 * 256);
     return Order::of_streams(panels, padded, width, pass, bytes, num_threads);
   }
-  int64_t pass = tiles.count > UNKEPT_TILES<W> ? KEPT_INPUTS * W::INPUTS : FLOAT_PASS;
+  int64_t pass = tiles.count > FEW_TILES<W> ? KEPT_INPUTS * W::INPUTS : FLOAT_PASS;
   return Order(panels, padded, width, pass, CACHED / tiles.num_rows);
 }
 

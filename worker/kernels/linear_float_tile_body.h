@@ -26,20 +26,12 @@ struct Bf16Weights : FloatInputs {
 };
 
 #if LANES_LEVEL == 512
-struct KeptPairs : InputPairs {
+struct Bf16Pairs : InputPairs {
   using Kept = void;
   static constexpr Format FORMAT = Format::BF16;
   static constexpr int64_t PAIR_BYTES = 64;
   static Lanes even(const uint8_t* pair) { return load((const float*)pair); }
   static Lanes odd(const uint8_t* pair) { return load((const float*)(pair + PAIR_BYTES)); }
-};
-
-struct Bf16Pairs : InputPairs {
-  using Kept = KeptPairs;
-  static constexpr Format FORMAT = Format::BF16;
-  static constexpr int64_t PAIR_BYTES = 64;
-  static Lanes even(const uint8_t* pair) { return even_pairs(pair, pair + PAIR_BYTES); }
-  static Lanes odd(const uint8_t* pair) { return odd_pairs(pair, pair + PAIR_BYTES); }
 };
 #endif
 
@@ -56,7 +48,7 @@ constexpr int64_t FLOAT_ROWS = 4;
 constexpr int float_width(int) { return 1; }
 #endif
 
-// Inputs of a piece where weights are kept: they stay in the first cache beside the activations.
+// Inputs of a piece of many tiles: its weights stay in the first cache beside the activations.
 constexpr int64_t KEPT_INPUTS = 128;
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
 
@@ -71,6 +63,6 @@ struct FloatTile {
   float* sums;             // of the passes so far
   int64_t sums_stride;
   Fetch fetch;
-  bool keep;               // write the weights as W::Kept, for the tiles after this one
+  bool keep;               // of many: floats write the weights as W::Kept, for the tiles after this one
   float* kept;
 };

@@ -44,7 +44,8 @@ using namespace millrace;
 
 static void pack_at(Level level, const PackArguments& a, int64_t panel) {
 #if defined(MILLRACE_X86_LEVELS)
-  if (level >= Level::AVX512) return avx512::pack_panel(a, panel);
+  if (level >= Level::AVX512)
+    return avx512::pack_panel(a, panel, level == Level::AVX512_BF16);
   if (level == Level::AVX2) return avx2::pack_panel(a, panel);
 #endif
   (void)level;

@@ -21,9 +21,15 @@ inline float clamped(float value, float low, float high) {
   return value > low ? (value < high ? value : high) : low;
 }
 
+// Where input k of output n stands in a panel of BF16.
+inline int64_t place_of_bf16(int64_t k, int64_t n, bool for_pairs) {
+  if (!for_pairs) return k / 2 * 2 * PANEL + n * 2 + k % 2;
+  return (k / 4 * 2 + k % 2) * 2 * PANEL + n * 2 + 1 - k / 2 % 2;
+}
+
 // One panel of float formats; `count` of its 16 outputs exist.
 void pack_floats(const Source& s, int64_t row, int64_t count, Format to, int64_t padded,
-                 uint8_t* panel) {
+                 bool for_pairs, uint8_t* panel) {
   constexpr int64_t STRIP = 256;
   memset(panel, 0, size_t(panel_bytes(to, padded)));
   float values[STRIP];
@@ -36,7 +42,7 @@ void pack_floats(const Source& s, int64_t row, int64_t count, Format to, int64_t
         switch (to) {
           case Format::F32: ((float*)panel)[k * PANEL + n] = values[i]; break;
           case Format::F16: ((f16*)panel)[k * PANEL + n] = to_f16(values[i]); break;
-          default: ((bf16*)panel)[k / 2 * 2 * PANEL + n * 2 + k % 2] = to_bf16(values[i]);
+          default: ((bf16*)panel)[place_of_bf16(k, n, for_pairs)] = to_bf16(values[i]);
         }
       }
     }
@@ -121,7 +127,7 @@ void pack_int4(const Source& s, int64_t row, int64_t count, int64_t padded, int6
     }
 }
 
-void pack_panel(const PackArguments& a, int64_t p) {
+void pack_panel(const PackArguments& a, int64_t p, bool for_pairs = false) {
   Source source{a.rows, a.source_format, a.num_inputs};
   int64_t padded = padded_inputs(a.format, a.num_inputs, a.group);
   int64_t row = p * PANEL, count = min_of(PANEL, a.num_rows - row), place = a.first / PANEL + p;
@@ -132,5 +138,5 @@ void pack_panel(const PackArguments& a, int64_t p) {
     pack_int4(source, row, count, padded, a.group, panel,
               (bf16*)a.scales + place * (padded / a.group) * PANEL);
   else
-    pack_floats(source, row, count, a.format, padded, panel);
+    pack_floats(source, row, count, a.format, padded, for_pairs, panel);
 }

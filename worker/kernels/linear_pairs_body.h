@@ -1,19 +1,16 @@
-// Tiles of bf16 pairs, where products of pairs are: of weights as they come, and of those another tile
-// has made and kept.
+// Tiles of bf16 pairs, where products of pairs are.
 
 constexpr int64_t PAIRS_OF_ROW = BLOCK / InputPairs::INPUTS;  // in a block
 constexpr int PAIR_ROWS = 4;  // of the rows of a tile, so many at a time
 
 // Block b for `ROWS` rows of a tile, from row `first` on. Both chains of all their sums stay in
-// registers: written down between the two they would cost a tenth of the time. The weights are made
-// again for the other rows of the tile, on ports that products leave free.
-template <int ROWS, int PANELS, bool KEEP>
+// registers: written down between the two they would cost a tenth of the time.
+template <int ROWS, int PANELS>
 __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int first, int height) {
   Fetch fetch = t.fetch;
   const uint32_t* x = t.x + (b * height + first) * PAIRS_OF_ROW;
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * Bf16Pairs::PAIR_BYTES);
   const int64_t panel_stride = t.panel_stride;
-  float* kept = t.kept + b * (PAIRS_OF_ROW * PANEL);
   Lanes chains[2][ROWS][PANELS];
   for (int odd = 0; odd < 2; odd++)
     for (int m = 0; m < ROWS; m++)
@@ -29,7 +26,6 @@ __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int 
         const uint8_t* from = pair + p * panel_stride;
         weights[p] = odd ? Bf16Pairs::odd(from) : Bf16Pairs::even(from);
         asm("" : "+v"(weights[p].v));  // or gcc 12 reads it again for every row
-        if (KEEP) store(kept + p * KEPT_STRIDE + (i + odd) * PANEL, weights[p]);
       }
 #pragma GCC unroll 4
       for (int m = 0; m < ROWS; m++)
@@ -109,10 +105,10 @@ void panel_tile(FloatTile<uint32_t>& t) {
   add_panel<ROWS, ONCE>(t);
 }
 
-// Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights lie in the first cache: so few rows that
+// Rows first..first+ROWS-1 of a tile of HEIGHT, whose weights stay in the first cache: so few rows that
 // their sums and both chains stay in registers over all blocks.
 template <int ROWS, int PANELS, int HEIGHT>
-__attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first) {
+__attribute__((noinline)) void add_blocks(FloatTile<uint32_t>& t, int first) {
   Fetch fetch = t.fetch;
   const uint32_t *x = t.x + first * PAIRS_OF_ROW, *next_x = t.next_x;
   const uint8_t* pair = t.weights;
@@ -128,7 +124,7 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
     for (int odd = 0; odd < 2; odd++)
       for (int m = 0; m < ROWS; m++)
         for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
-    for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * KeptPairs::PAIR_BYTES) {
+    for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * Bf16Pairs::PAIR_BYTES) {
       if (first < 2 * ROWS)  // what is left of a tile after two is fetched
         fetch.step<PANELS, SECOND_CACHE>();
       if (first == 0) __builtin_prefetch(next_x), next_x += HEIGHT * PAIRS_OF_ROW / 8;
@@ -138,7 +134,7 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
           const uint8_t* from = pair + p * panel_stride;
-          weights[p] = odd ? KeptPairs::odd(from) : KeptPairs::even(from);
+          weights[p] = odd ? Bf16Pairs::odd(from) : Bf16Pairs::even(from);
           asm("" : "+v"(weights[p].v));  // or gcc 12 reads it again for every row
         }
 #pragma GCC unroll 4
@@ -146,7 +142,7 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
 #pragma GCC unroll 4
           for (int p = 0; p < PANELS; p++)
             chains[odd][m][p] =
-                KeptPairs::add(chains[odd][m][p], x[m * PAIRS_OF_ROW + odd], weights[p]);
+                Bf16Pairs::add(chains[odd][m][p], x[m * PAIRS_OF_ROW + odd], weights[p]);
       }
     }
 #pragma GCC unroll 4
@@ -163,25 +159,25 @@ __attribute__((noinline)) void add_kept_blocks(FloatTile<uint32_t>& t, int first
 }
 
 template <int PANELS, int HEIGHT, int FIRST = 0>
-void kept_tile(FloatTile<uint32_t>& t) {
+void tile_in_parts(FloatTile<uint32_t>& t) {
   constexpr int LEFT = HEIGHT - FIRST, ROWS = LEFT == 4 ? 2 : LEFT < 3 ? LEFT : 3;
   if constexpr (LEFT > 0) {
-    add_kept_blocks<ROWS, PANELS, HEIGHT>(t, FIRST);
-    kept_tile<PANELS, HEIGHT, FIRST + ROWS>(t);
+    add_blocks<ROWS, PANELS, HEIGHT>(t, FIRST);
+    tile_in_parts<PANELS, HEIGHT, FIRST + ROWS>(t);
   }
 }
 
 template <class W, int ROWS, int PANELS, bool KEEP>
 void float_tile(FloatTile<uint32_t>& t) {
   constexpr int FIRST = ROWS > PAIR_ROWS ? (ROWS + 1) / 2 : ROWS, REST = ROWS - FIRST;
-  if constexpr (std::is_same_v<W, KeptPairs>) {
-    kept_tile<PANELS, ROWS>(t);
-  } else if constexpr (PANELS == 1 && !KEEP) {
+  if constexpr (PANELS == 1) {
     panel_tile<ROWS>(t);
+  } else if (t.keep) {
+    tile_in_parts<PANELS, ROWS>(t);
   } else {
     for (int64_t b = 0; b < t.num_blocks; b++) {
-      add_pairs<FIRST, PANELS, KEEP>(t, b, 0, ROWS);
-      if constexpr (REST > 0) add_pairs<REST, PANELS, false>(t, b, FIRST, ROWS);
+      add_pairs<FIRST, PANELS>(t, b, 0, ROWS);
+      if constexpr (REST > 0) add_pairs<REST, PANELS>(t, b, FIRST, ROWS);
     }
   }
 }
