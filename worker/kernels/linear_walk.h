@@ -17,7 +17,6 @@ struct Piece {
 // Sizes of the walk.
 struct Order {
   static constexpr int64_t MOST_PIECES = 8;  // of a unit, side by side
-  static constexpr int64_t MOST_IN_A_ROW = 8, PIECE_BYTES = 192 << 10;
   int64_t num_panels;
   int64_t num_inputs;  // padded
   int64_t width;       // panels of a piece
@@ -60,10 +59,10 @@ struct Order {
   // beside their products is little.
   static Order in_a_row(int64_t num_panels, int64_t num_inputs, int64_t panel_bytes,
                         int64_t num_threads) {
-    int64_t taken_at_once = taken(num_panels, panel_bytes, num_threads);
-    int64_t width = max_of(1, min_of(min_of(MOST_IN_A_ROW, PIECE_BYTES / panel_bytes), taken_at_once));
+    constexpr int64_t MOST = 8;
+    int64_t at_once = taken(num_panels, panel_bytes, num_threads), width = min_of(MOST, at_once);
     Order order(num_panels, num_inputs, width, num_inputs, 2 * num_inputs);
-    order.unit = taken_at_once / width * width;
+    order.unit = at_once / width * width;
     return order;
   }
 
