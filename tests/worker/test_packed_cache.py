@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench.random_model import write_random_model
-from tests.support.operators import backend
+from tests.support.operators import backend, levels
 from worker import build, packed_cache
 from worker.build import load_model
 from worker.kernels.packed import Format, PackedWeight
@@ -203,6 +203,16 @@ def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:
     assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name.name[:13] == cache_path(tmp_path, "abd", "INT8", tmp_path).name[:13]
     assert name.name[:13] != cache_path(tmp_path, "abc", "INT4", tmp_path).name[:13]
+
+
+def test_a_layout_is_the_same_bytes_at_every_level() -> None:
+    """Levels read each other's files, as far as these are of one name."""
+    found: dict[str, PackedWeight] = {}
+    for form in Format:
+        for level in levels():
+            ops = backend(level, form)
+            packed = ops.pack_linear([WEIGHTS[0]])
+            assert same([found.setdefault(ops.weight_layout, packed)], [packed]), level
 
 
 def test_a_new_file_takes_the_place_of_the_one_before_and_of_what_was_left(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class CpuBackend:
 
     @property
     def weight_layout(self) -> str:
-        """Say how packed weights lie: of bfloat16 one level has a layout of its own (`linear.h`)."""
+        """Say how packed weights lie: one level has a layout of its own for bf16 (`linear.h`)."""
         in_pairs = self.weights is Format.BF16 and self.level is Level.AVX512_BF16
         return self.weights.name + ("_PAIRS" if in_pairs else "")
 

@@ -115,7 +115,7 @@ void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64
 }
 
 // Whether a thread reads one panel after the other. On AMD rows of pairs wait for memory, which one
-// stream asks for best, as long as no tile keeps weights.
+// stream asks for best, as long as few tiles share what it brings.
 template <class W>
 bool floats_in_one_stream(int64_t num_tiles, int64_t weight_bytes) {
   return W::INPUTS == 2 && num_tiles <= FEW_TILES<W> && ON_AMD && is_in_memory(weight_bytes);
