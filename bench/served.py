@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -53,15 +54,15 @@ class Served:
 
 def step_s(outcomes: Sequence[Outcome], num_tokens: int) -> float:
     """Return the mean seconds between two reads, from when the last stream has begun until the
-    first one ends. A read holds a token: steps take longer than anything between them."""
+    first one ends; of streams too short to run together, of each by itself. A read holds a token:
+    steps take longer than anything between them."""
     streams = [outcome.arrivals[:num_tokens] for outcome in outcomes]  # usage may come on its own
     begin = max(arrivals[0] for arrivals in streams)
     end = min(arrivals[-1] for arrivals in streams)
-    gaps = []
-    for arrivals in streams:
-        inside = [at for at in arrivals if begin <= at <= end]
-        gaps.append((inside[-1] - inside[0]) / max(1, len(inside) - 1))
-    return sum(gaps) / len(gaps)
+    together = [[at for at in arrivals if begin <= at <= end] for arrivals in streams]
+    if all(len(reads) > 1 for reads in together):
+        streams = together
+    return mean((reads[-1] - reads[0]) / max(1, len(reads) - 1) for reads in streams)
 
 
 @contextmanager

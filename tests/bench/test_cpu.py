@@ -70,6 +70,11 @@ def test_the_pace_of_streams_is_that_of_their_common_time() -> None:
     assert step_s([early, late], 4) == pytest.approx(1.0)
 
 
+def test_streams_that_do_not_meet_are_paced_by_themselves() -> None:
+    one, other = Outcome(0.0, arrivals=[1.0, 2.0, 3.0]), Outcome(0.0, arrivals=[4.0, 7.0, 10.0])
+    assert step_s([one, other], 3) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("threads", "count", "cores", "share"),
     [(2, 0, 2, 1.0), (2, 1, 2, 2 / 3), (2, 2, 2, 0.5), (2, 2, 4, 1.0), (1, 1, 2, 1.0)],
