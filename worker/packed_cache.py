@@ -1,6 +1,6 @@
 """PackedCache: the packed weights of a model in one format, kept from one start to the next.
 
-The file is named by the hash of all that decides its bytes: the model's folder, the format, and the
+The file is named by the hash of all that decides its bytes: the model's folder, the layout, and the
 sources that define the layout. A new one takes the place of those before it. It is mapped, so that
 the workers of a host share one copy, and every byte is checked against a hash first. A linear that
 has to be packed goes straight to the file and out of memory; when all are there the file is mapped,
@@ -215,7 +215,7 @@ class _Writer:
 def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path:
     """Return where the packed weights of `model` belong; its files' sizes and times count too.
 
-    The first half of the name stays the same for a folder, its config and a layout (a format).
+    The first half of the name stays the same for a folder, its config and a layout.
     """
     home = hashlib.sha256(f"{layout} {model.resolve()}".encode())
     home.update((model / "config.json").read_bytes())
