@@ -25,7 +25,7 @@ __attribute__((noinline)) void make_weights(float (*scores)[SPLIT], const RunOfK
   for (int64_t r = 0; r < num_rows; r++) {
     Lanes sums = zero(), top = splat(out->maximum[r]);
     for (int64_t j = run.from[r] / GROUP * GROUP; j < run.to[r]; j += GROUP) {
-      soon.step<2>();
+      soon.step<1>();
       Lanes weight = C::rounded(exponential_of_negative(load(scores[r] + j) - top));
       store(scores[r] + j, weight);
       sums = sums + weight;
@@ -76,9 +76,14 @@ struct Attention {
     const uint32_t* panels[2];
     Products products(queries.q, num_rows, head_dim);
     Ahead* ahead = &soon->ahead;
-    soon->ask_up_to(cells.keys_asked);
+    const int64_t first_run = cells.begin / PAIR_RUN * PAIR_RUN;
+    auto turn_to_values = [&](int64_t j) {
+      j < cells.end ? cells.turn(ahead, cells.pages, j) : soon->turn_to_next();
+    };
     for (int64_t g = cells.begin / GROUP, stop = ceil_div(cells.end, GROUP); g < stop; g += 2) {
       int64_t count = min_of(2, stop - g);
+      g + 2 < stop ? cells.turn(ahead, cells.keys, (g + 2) * GROUP) : turn_to_values(first_run);
+      cells.find(cells.pages, g * GROUP);
       read_keys(cells, g, count, turned, panels);
       products.score(panels, count, ahead, scores[0] + g * GROUP);
     }
@@ -89,10 +94,12 @@ struct Attention {
       out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
+    turn_to_values(first_run + PAIR_RUN);
     make_weights<C>(scores, run, num_rows, ahead, out);
-    soon->ask_up_to(cells.values_asked);
-    for (int64_t j = cells.begin / PAIR_RUN * PAIR_RUN; j < cells.end; j += PAIR_RUN) {
+    for (int64_t j = first_run; j < cells.end; j += PAIR_RUN) {
       run.first = j;
+      turn_to_values(j + PAIR_RUN);
+      soon->find_next_keys(j);
       products.weigh(cells.values + j, run, 0, num_rows, scores, ahead, out);
     }
   }
@@ -107,7 +114,7 @@ struct Attention {
 
   // all += split, rows that see nothing of it apart.
   void join(const Queries& queries, int64_t num_rows, int64_t split, const Partial& part,
-            Ahead* ahead, Partial* all) const {
+            Partial* all) const {
     alignas(64) float top[TILE_ROWS], sums[TILE_ROWS], fades[TILE_ROWS], grows[TILE_ROWS];
     for (int64_t r = 0; r < num_rows; r += 16) {
       Lanes before = load(all->maximum + r), here = load(part.maximum + r);
@@ -120,10 +127,8 @@ struct Attention {
       if (queries.begin[r] >= (split + 1) * SPLIT || queries.end[r] <= split * SPLIT) continue;
       all->maximum[r] = top[r], all->sum[r] = sums[r];
       Lanes fade = splat(fades[r]), grow = splat(grows[r]);
-      for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
-        ahead->step<2>();
+      for (int64_t k = 0; k < rows.a.head_dim; k += 16)
         store(all->values[r] + k, load(all->values[r] + k) * fade + load(part.values[r] + k) * grow);
-      }
     }
   }
 
@@ -139,7 +144,7 @@ struct Attention {
     }
   }
 
-  // A whole tile in one thread. `next`: of the splits, as in Lookahead.
+  // A whole tile in one thread. `next`: as in Lookahead.
   template <class Next>
   void tile_alone(Place place, Lookahead* soon, Next&& next) const {
     const RowTile& tile = place.tile;
@@ -149,7 +154,7 @@ struct Attention {
     clear(tile, &all);
     for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
       compute(soon->reach(place, next), queries, tile.num_rows, soon, &part);
-      join(queries, tile.num_rows, place.split, part, &soon->ahead, &all);
+      join(queries, tile.num_rows, place.split, part, &all);
     }
     write(tile, all);
   }
@@ -194,7 +199,6 @@ struct Attention {
     Queries queries;
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
-    Ahead nothing{nullptr, nullptr};
     read_queries(tile, &queries);
     clear(tile, all);
     int64_t stop = tile.first_split + tile.num_splits;
@@ -202,7 +206,7 @@ struct Attention {
       int64_t count = min_of(SHARED_SPLITS, stop - first);
       splits_shared(pool, tile, first, count, queries, parts);
       for (int64_t i = 0; i < count; i++)
-        join(queries, tile.num_rows, first + i, parts[i], &nothing, all);
+        join(queries, tile.num_rows, first + i, parts[i], all);
     }
     write(tile, *all);
   }

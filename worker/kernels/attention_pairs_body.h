@@ -24,7 +24,7 @@ void weigh_pairs(const uint8_t* const* values, const uint32_t (*weights)[PAIR_RU
   };
   Ahead soon = *ahead;
   for (int64_t j = 0; j < PAIR_RUN; j += 4) {
-    soon.step<2>();
+    soon.step<1>();
     take(j, j / 2, even);
     take(j + 1, j / 2 + 1, odd);
   }

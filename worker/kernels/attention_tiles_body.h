@@ -48,10 +48,10 @@ class TileProducts {
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
       tile_load<6>(whole_block(panels[0], b), 64);
       tile_product_bf16<0, 4, 6>();
-      ahead->ask(Ahead::LINES);
+      ahead->ask(4);
       tile_load<7>(whole_block(panels[other], b), 64);
       tile_product_bf16<1, 4, 7>();
-      ahead->ask(Ahead::LINES);
+      ahead->ask(4);
       if (!BOTH) continue;
       tile_load<5>(q_[UNIT_ROWS] + b * 32, sizeof q_[0]);
       tile_product_bf16<2, 5, 6>();
@@ -119,7 +119,7 @@ class TileProducts {
     tile_load<SUMS>(sums, sizeof out->values[0]);
     tile_load<VALUES>(pairs_[d], 64);
     tile_product_bf16<SUMS, 4, VALUES>();
-    ahead->ask(2 * Ahead::LINES);
+    ahead->ask(2);
     tile_store<SUMS>(sums, sizeof out->values[0]);
   }
 
