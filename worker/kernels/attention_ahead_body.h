@@ -2,10 +2,10 @@
 // while some are computed.
 
 // Parts of memory that are read soon, asked for between the products so that memory and arithmetic work
-// at the same time: two lines of two parts, then of the next two. More of one part at a time is slower
-// where pages lie in no order.
+// at the same time: some lines of a part, then of the next one.
 struct Ahead {
-  static constexpr int64_t BYTES = 128;  // of a part, at a time
+  // On AMD two lines of each of two pages; more of one page is slower where pages lie in no order.
+  int64_t bytes = ON_AMD ? 128 : 256;  // of a part, at a time
 
   int64_t part_bytes;
   const uint8_t* const* parts = nullptr;
@@ -13,18 +13,22 @@ struct Ahead {
   int64_t next = 0, at = part_bytes;  // part, and place in it
   int64_t steps_left = 1;
 
+  explicit Ahead(int64_t part_bytes) : part_bytes(part_bytes) {}
+
   // What is left of those before is forgotten.
   void turn_to(const uint8_t* const* first, int64_t num_parts) {
     parts = first, count = num_parts;
     next = 0, at = num_parts > 0 ? 0 : part_bytes;
   }
+  // Four lines.
   void ask_once() {
     if (at >= part_bytes) return;
-    const uint8_t *one = parts[next] + at, *other = parts[min_of(next + 1, count - 1)] + at;
+    const uint8_t *one = parts[next] + at, *other = one + 128;
+    next++;
+    if (bytes == 128) other = parts[min_of(next++, count - 1)] + at;
     __builtin_prefetch(one), __builtin_prefetch(one + 64);
     __builtin_prefetch(other), __builtin_prefetch(other + 64);
-    next += 2;
-    if (next >= count) next = 0, at += BYTES;
+    if (next >= count) next = 0, at += bytes;
   }
   void ask_all() {
     while (at < part_bytes) ask_once();
@@ -57,27 +61,29 @@ struct SplitCells {
   const uint8_t* pages[SPLIT];   // the same of values
   const uint8_t* values[SPLIT];  // of each key
 
-  // Have `ahead` ask for a run of PAIR_RUN keys, or values, from j on: of what some row sees.
-  void turn(Ahead* ahead, const uint8_t* const* parts, int64_t j) const {
-    int64_t from = max_of(j, begin) / block_size;
-    int64_t to = ceil_div(min_of(j + PAIR_RUN, end), block_size);
+  // Have `ahead` ask for what some row sees of `count` keys, or values, from j on.
+  void turn(Ahead* ahead, const uint8_t* const* parts, int64_t j, int64_t count) const {
+    int64_t from = max_of(j, begin) / block_size, to = ceil_div(min_of(j + count, end), block_size);
     ahead->turn_to(parts + from, to - from);
   }
-  // Ask for one line of each page of such a run, long before the others: where the page lies is then
-  // known when they are asked for, and an ask for a page that is not may be lost.
+  // Ask for one line of each page of a run, long before the others: where the page lies is then known
+  // when they are asked for, and an ask for a page that is not may be lost.
   void find(const uint8_t* const* parts, int64_t j) const {
     for (int64_t k = max_of(j, begin); k < min_of(j + PAIR_RUN, end); k += GROUP)
       __builtin_prefetch(parts[k / block_size]);
   }
-  // The first keys that are computed.
-  void turn_to_first(Ahead* ahead) const { turn(ahead, keys, begin / GROUP * GROUP); }
+  int64_t first_key() const { return begin / GROUP * GROUP; }
+  int64_t first_run() const { return begin / PAIR_RUN * PAIR_RUN; }  // of values
 };
 
-// The splits that one thread computes, one after the other: the one that is, and the next one.
+// The splits that one thread computes, one after the other: the one that is, and the next one. On AMD
+// the next run of PAIR_RUN keys or values is asked for while one is computed; elsewhere all keys of the
+// next split, then all its values, at one pace: asking faster than memory gives costs more than not
+// asking.
 class Lookahead {
  public:
   Lookahead(const RowMap& rows, int64_t item_bytes)
-      : ahead{rows.step.block_size * rows.a.head_dim * item_bytes},
+      : ahead(rows.step.block_size * rows.a.head_dim * item_bytes),
         rows_(rows),
         block_{rows.step.block_size, rows.a.num_kv_heads, rows.a.head_dim},
         item_bytes_(item_bytes) {}
@@ -93,23 +99,51 @@ class Lookahead {
     SplitCells& cells = cells_[now_];
     if (!has_next_ || cells.number != place.number || cells.split != place.split) {
       plan(last_ = place, &cells);
-      cells.turn_to_first(&ahead);
+      cells.turn(&ahead, cells.keys, cells.first_key(), ON_AMD ? PAIR_RUN : SPLIT);
       ahead.ask_all();
+      if (!ON_AMD) cells.turn(&ahead, cells.pages, 0, SPLIT);
     }
     has_next_ = next(last_);
     if (has_next_) plan(last_, &cells_[1 - now_]);
     return cells;
   }
 
-  // Have the first keys of the next split asked for.
-  void turn_to_next() {
-    has_next_ ? cells_[1 - now_].turn_to_first(&ahead) : ahead.turn_to(nullptr, 0);
+  // What is asked for while the keys from j on are computed.
+  void turn_at_keys(int64_t j) {
+    const SplitCells& cells = cells_[now_];
+    if (!ON_AMD) return j == cells.first_key() ? turn_to_split(&SplitCells::keys) : void();
+    j + PAIR_RUN < cells.end ? cells.turn(&ahead, cells.keys, j + PAIR_RUN, PAIR_RUN)
+                             : turn_to_values(cells.first_run());
+    cells.find(cells.pages, j);
   }
-  void find_next_keys(int64_t j) const {
-    if (has_next_) cells_[1 - now_].find(cells_[1 - now_].keys, j);
+  // ... while scores become weights.
+  void turn_at_weights() {
+    if (ON_AMD) turn_to_values(cells_[now_].first_run() + PAIR_RUN);
+  }
+  // ... while the values from j on are computed. Some asks are lost: the second run's are repeated.
+  void turn_at_values(int64_t j) {
+    if (!ON_AMD) return j == cells_[now_].first_run() ? turn_to_split(&SplitCells::pages) : void();
+    turn_to_values(j + PAIR_RUN);
+    if (has_next_) next_cells().find(next_cells().keys, j);
   }
 
  private:
+  const SplitCells& next_cells() const { return cells_[1 - now_]; }
+
+  // A run of values from j on; after the last one the first keys of the next split.
+  void turn_to_values(int64_t j) {
+    const SplitCells& cells = cells_[now_];
+    if (j < cells.end) return cells.turn(&ahead, cells.pages, j, PAIR_RUN);
+    if (!has_next_) return ahead.turn_to(nullptr, 0);
+    next_cells().turn(&ahead, next_cells().keys, next_cells().first_key(), PAIR_RUN);
+  }
+
+  // All keys, or all values, of the next split, when those before are asked for.
+  void turn_to_split(const uint8_t* const (SplitCells::*parts)[SPLIT]) {
+    ahead.ask_all();
+    if (has_next_) next_cells().turn(&ahead, next_cells().*parts, 0, SPLIT);
+  }
+
   void plan(const Place& place, SplitCells* out) const {
     SplitCells& cells = *out;
     cells.number = place.number, cells.split = place.split, cells.block_size = block_.size;

@@ -67,23 +67,17 @@ struct Attention {
     }
   }
 
-  // One split of a tile.
-  void compute(const SplitCells& cells, const Queries& queries, int64_t num_rows, Lookahead* soon,
-               Partial* out) const {
+  // One split of a tile, whose queries `products` has.
+  void compute(const SplitCells& cells, const Queries& queries, Products& products,
+               int64_t num_rows, Lookahead* soon, Partial* out) const {
     int64_t head_dim = rows.a.head_dim, first = cells.split * SPLIT;
     alignas(64) float scores[TILE_ROWS][SPLIT];
     alignas(64) uint32_t turned[2 * MAX_HEAD_DIM * GROUP];
     const uint32_t* panels[2];
-    Products products(queries.q, num_rows, head_dim);
     Ahead* ahead = &soon->ahead;
-    const int64_t first_run = cells.begin / PAIR_RUN * PAIR_RUN;
-    auto turn_to_values = [&](int64_t j) {
-      j < cells.end ? cells.turn(ahead, cells.pages, j) : soon->turn_to_next();
-    };
     for (int64_t g = cells.begin / GROUP, stop = ceil_div(cells.end, GROUP); g < stop; g += 2) {
       int64_t count = min_of(2, stop - g);
-      g + 2 < stop ? cells.turn(ahead, cells.keys, (g + 2) * GROUP) : turn_to_values(first_run);
-      cells.find(cells.pages, g * GROUP);
+      soon->turn_at_keys(g * GROUP);
       read_keys(cells, g, count, turned, panels);
       products.score(panels, count, ahead, scores[0] + g * GROUP);
     }
@@ -94,12 +88,11 @@ struct Attention {
       out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
       memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
     }
-    turn_to_values(first_run + PAIR_RUN);
+    soon->turn_at_weights();
     make_weights<C>(scores, run, num_rows, ahead, out);
-    for (int64_t j = first_run; j < cells.end; j += PAIR_RUN) {
+    for (int64_t j = cells.first_run(); j < cells.end; j += PAIR_RUN) {
       run.first = j;
-      turn_to_values(j + PAIR_RUN);
-      soon->find_next_keys(j);
+      soon->turn_at_values(j);
       products.weigh(cells.values + j, run, 0, num_rows, scores, ahead, out);
     }
   }
@@ -114,7 +107,7 @@ struct Attention {
 
   // all += split, rows that see nothing of it apart.
   void join(const Queries& queries, int64_t num_rows, int64_t split, const Partial& part,
-            Partial* all) const {
+            Ahead* ahead, Partial* all) const {
     alignas(64) float top[TILE_ROWS], sums[TILE_ROWS], fades[TILE_ROWS], grows[TILE_ROWS];
     for (int64_t r = 0; r < num_rows; r += 16) {
       Lanes before = load(all->maximum + r), here = load(part.maximum + r);
@@ -127,8 +120,10 @@ struct Attention {
       if (queries.begin[r] >= (split + 1) * SPLIT || queries.end[r] <= split * SPLIT) continue;
       all->maximum[r] = top[r], all->sum[r] = sums[r];
       Lanes fade = splat(fades[r]), grow = splat(grows[r]);
-      for (int64_t k = 0; k < rows.a.head_dim; k += 16)
+      for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
+        ahead->step<2>();
         store(all->values[r] + k, load(all->values[r] + k) * fade + load(part.values[r] + k) * grow);
+      }
     }
   }
 
@@ -151,10 +146,11 @@ struct Attention {
     Queries queries;
     alignas(64) Partial part, all;
     read_queries(tile, &queries);
+    Products products(queries.q, tile.num_rows, rows.a.head_dim);
     clear(tile, &all);
     for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
-      compute(soon->reach(place, next), queries, tile.num_rows, soon, &part);
-      join(queries, tile.num_rows, place.split, part, &all);
+      compute(soon->reach(place, next), queries, products, tile.num_rows, soon, &part);
+      join(queries, tile.num_rows, place.split, part, &soon->ahead, &all);
     }
     write(tile, all);
   }
@@ -183,13 +179,14 @@ struct Attention {
     Shares shares(count, threads);
     pool.each(threads, [&](int64_t own, int) {
       Lookahead soon(rows, sizeof(typename C::Item));
+      Products products(queries.q, tile.num_rows, rows.a.head_dim);
       auto next = [&](Place& at) {
         if (!shares.has(own, at.number + 1)) return false;
         return at.number++, at.split++, true;
       };
       for (Piece p = shares.take(own, 1); p.num_panels > 0; p = shares.take(own, 1)) {
         const SplitCells& cells = soon.reach({p.panel, first + p.panel, tile}, next);
-        compute(cells, queries, tile.num_rows, &soon, parts + p.panel);
+        compute(cells, queries, products, tile.num_rows, &soon, parts + p.panel);
       }
     });
   }
@@ -199,6 +196,7 @@ struct Attention {
     Queries queries;
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
+    Ahead nothing(0);
     read_queries(tile, &queries);
     clear(tile, all);
     int64_t stop = tile.first_split + tile.num_splits;
@@ -206,7 +204,7 @@ struct Attention {
       int64_t count = min_of(SHARED_SPLITS, stop - first);
       splits_shared(pool, tile, first, count, queries, parts);
       for (int64_t i = 0; i < count; i++)
-        join(queries, tile.num_rows, first + i, parts[i], all);
+        join(queries, tile.num_rows, first + i, parts[i], &nothing, all);
     }
     write(tile, *all);
   }

@@ -21,7 +21,7 @@ void score_rows(const typename C::Input* q, const uint32_t* const* panels, int64
     int64_t num_pairs = min_of(16, (head_dim - b * 32) / 2);
     for (int64_t i = 0; i < num_pairs; i += C::INPUTS) {
       int64_t word = (b * 16 + i) * WORDS, place = 2 * (b * 16 + i) / C::INPUTS;
-      soon.step<2 / (C::LINES * C::INPUTS)>();
+      soon.step<3 / (C::LINES * C::INPUTS)>();
       Lanes x[GROUPS];
       for (int g = 0; g < GROUPS; g++) x[g] = C::even(panels[g] + word);
 #pragma GCC unroll 8
@@ -87,7 +87,7 @@ void weigh_outputs(const uint8_t* const* values, int64_t from, int64_t to, const
   Ahead soon = *ahead;
   int64_t j = WHOLE ? 0 : from / 2 * 2, stop = WHOLE ? PAIR_RUN : to;
   for (; j < stop; j += 2) {
-    soon.step<2 / C::LINES>();
+    soon.step<3 / C::LINES>();
     if (WHOLE || j >= from) take(j, even);
     if (WHOLE || j + 1 < to) take(j + 1, odd);
   }

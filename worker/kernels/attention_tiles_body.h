@@ -48,10 +48,10 @@ class TileProducts {
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
       tile_load<6>(whole_block(panels[0], b), 64);
       tile_product_bf16<0, 4, 6>();
-      ahead->ask(4);
+      ahead->ask(1);
       tile_load<7>(whole_block(panels[other], b), 64);
       tile_product_bf16<1, 4, 7>();
-      ahead->ask(4);
+      ahead->ask(1);
       if (!BOTH) continue;
       tile_load<5>(q_[UNIT_ROWS] + b * 32, sizeof q_[0]);
       tile_product_bf16<2, 5, 6>();
