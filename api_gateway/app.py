@@ -98,10 +98,12 @@ class App:
         call = Call(scope, receive, send)
         route_name = "other"
         try:
-            call.take_request_id()
+            bad_request_id = call.take_request_id()
             route, call.params = self._router.find(call.method, call.path)
             route_name = route.path
             if not route.is_public:
+                if bad_request_id is not None:
+                    raise bad_request_id
                 call.tenant = self._keys.tenant_of(call.headers)
             if route.is_admin and not self._keys.is_admin(call.tenant):
                 raise Forbidden("this route is for keys of the tenant admin", code="not_admin")

@@ -49,14 +49,19 @@ class Call:
         """Fields of the log line; None for routes that leave none."""
         self.started_s = time.monotonic()
 
-    def take_request_id(self) -> None:
-        """Go by the caller's X-Request-Id, if there is one; raise InvalidRequest when it is bad.
+    def take_request_id(self) -> InvalidRequest | None:
+        """Go by the caller's X-Request-Id, if there is one; return what is wrong with it.
 
-        A bad one is not replaced: who sends it means to cancel by it, or to find it in a log.
+        Who sends one to an API route means to cancel by it, or to find it in a log: there a bad one
+        is an error. A probe's or a browser's is what some proxy has made, and only not used.
         """
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        if given:
-            self._go_by(given, "X-Request-Id")
+        try:
+            if given:
+                self._go_by(given, "X-Request-Id")
+        except InvalidRequest as error:
+            return error
+        return None
 
     async def body(self, max_bytes: int) -> bytes:
         """Return the whole body; raise PayloadTooLarge as soon as it must be too large."""

@@ -44,6 +44,8 @@ async def test_a_request_id_goes_in_and_out(client: httpx.AsyncClient) -> None:
         assert reply.status_code == 400 and error["param"] == "X-Request-Id"
         assert error["message"].startswith("X-Request-Id must be 1 to 128 characters of A-Z")
         assert len(reply.headers["x-request-id"]) == 32
+        probe = await client.get("/live", headers={"X-Request-Id": bad.encode()})
+        assert probe.status_code == 200 and len(probe.headers["x-request-id"]) == 32
     empty = await client.post(path, json=chat(), headers={"X-Request-Id": ""})
     assert empty.status_code == 200 and len(empty.headers["x-request-id"]) == 32
     plain = await client.post("/v1/completions", json=completion(request_id="x"))

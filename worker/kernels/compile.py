@@ -162,7 +162,8 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
         calls.run([*compiler, *FLAGS, *flags, "-c", str(source), "-o", str(out)])
         return str(out)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool, calls:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    with ThreadPoolExecutor(cores) as pool, calls:
         compiled = [pool.submit(one, source) for source in sorted(SOURCES.glob("*.cpp"))]
         waiting = set(compiled)
         while waiting:  # a signal that comes just before a wait is seen after it only
