@@ -2,11 +2,10 @@
 // while some are computed.
 
 // Parts of memory that are read soon, asked for between the products so that memory and arithmetic work
-// at the same time: some lines of a part, then of the next one.
+// at the same time: four lines of a part, then of the next one; on AMD two lines each of two parts, because
+// more of one page is slower there where pages lie in no order.
 struct Ahead {
-  // On AMD two lines of each of two pages; more of one page is slower where pages lie in no order.
-  int64_t bytes = ON_AMD ? 128 : 256;  // of a part, at a time
-
+  bool two = ON_AMD;
   int64_t part_bytes;
   const uint8_t* const* parts = nullptr;
   int64_t count = 0;
@@ -20,15 +19,13 @@ struct Ahead {
     parts = first, count = num_parts;
     next = 0, at = num_parts > 0 ? 0 : part_bytes;
   }
-  // Four lines.
   void ask_once() {
     if (at >= part_bytes) return;
-    const uint8_t *one = parts[next] + at, *other = one + 128;
-    next++;
-    if (bytes == 128) other = parts[min_of(next++, count - 1)] + at;
+    const uint8_t* one = parts[next++] + at;
+    const uint8_t* other = two ? parts[min_of(next++, count - 1)] + at : one + 128;
     __builtin_prefetch(one), __builtin_prefetch(one + 64);
     __builtin_prefetch(other), __builtin_prefetch(other + 64);
-    if (next >= count) next = 0, at += bytes;
+    if (next >= count) next = 0, at += two ? 128 : 256;
   }
   void ask_all() {
     while (at < part_bytes) ask_once();
@@ -111,18 +108,20 @@ class Lookahead {
   // What is asked for while the keys from j on are computed.
   void turn_at_keys(int64_t j) {
     const SplitCells& cells = cells_[now_];
-    if (!ON_AMD) return j == cells.first_key() ? turn_to_split(&SplitCells::keys) : void();
-    j + PAIR_RUN < cells.end ? cells.turn(&ahead, cells.keys, j + PAIR_RUN, PAIR_RUN)
-                             : turn_to_values(cells.first_run());
+    if (!ON_AMD) return turn_to_split(next_cells().keys, j == cells.first_key());
+    if (j + PAIR_RUN < cells.end)
+      cells.turn(&ahead, cells.keys, j + PAIR_RUN, PAIR_RUN);
+    else
+      turn_to_values(cells.first_run());
     cells.find(cells.pages, j);
   }
-  // ... while scores become weights.
+  // The same of scores that become weights.
   void turn_at_weights() {
     if (ON_AMD) turn_to_values(cells_[now_].first_run() + PAIR_RUN);
   }
-  // ... while the values from j on are computed. Some asks are lost: the second run's are repeated.
+  // The same of the values from j on. Some asks are lost, so those of the second run are repeated.
   void turn_at_values(int64_t j) {
-    if (!ON_AMD) return j == cells_[now_].first_run() ? turn_to_split(&SplitCells::pages) : void();
+    if (!ON_AMD) return turn_to_split(next_cells().pages, j == cells_[now_].first_run());
     turn_to_values(j + PAIR_RUN);
     if (has_next_) next_cells().find(next_cells().keys, j);
   }
@@ -138,10 +137,11 @@ class Lookahead {
     next_cells().turn(&ahead, next_cells().keys, next_cells().first_key(), PAIR_RUN);
   }
 
-  // All keys, or all values, of the next split, when those before are asked for.
-  void turn_to_split(const uint8_t* const (SplitCells::*parts)[SPLIT]) {
+  // All keys, or all values, of the next split, once those before are asked for.
+  void turn_to_split(const uint8_t* const* parts, bool is_first_run) {
+    if (!is_first_run) return;
     ahead.ask_all();
-    if (has_next_) next_cells().turn(&ahead, next_cells().*parts, 0, SPLIT);
+    if (has_next_) next_cells().turn(&ahead, parts, 0, SPLIT);
   }
 
   void plan(const Place& place, SplitCells* out) const {
