@@ -5,6 +5,10 @@ the shapes real, the sampling greedy. The floor is the larger of bytes (weights 
 the best read bandwidth of the same run, and operations over its best multiply rate. Rates are those
 of the fastest window of steps: on a shared machine it is the one that was disturbed least.
 
+The memory of a shared machine is fast in one minute and slow in the next. So steps run in rounds
+between looks at the ceilings, and beside the fraction of the best of the run stands
+`fraction_beside`: the median round against the better of the two looks around it.
+
 `--server` then runs the whole stack on the same weights and streams to as many clients as a batch
 has rows; `--neighbours N` decodes again beside N processes that take all they get. What both are
 compared with is the mean of all steps here, before and after.
@@ -17,11 +21,11 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +35,7 @@ from bench.random_model import SHAPES, write_random_model
 from bench.random_tokenizer import write_random_tokenizer
 from bench.served import Served, served
 from bench.tiers import end_on_sigterm
-from bench.windows import fastest_window
+from bench.windows import WINDOW, fastest_window
 from protos import common_pb2
 from protos import worker as wire
 from worker.backends.cpu import CpuBackend
@@ -124,6 +128,15 @@ def _line(row: dict[str, Any]) -> str:
     return "  ".join(f"{name}={value}" for name, value in row.items())
 
 
+class Round(NamedTuple):
+    """Some decode steps, and what the machine could do beside them."""
+
+    times: list[float]
+    """Seconds of each step."""
+    ceilings: Ceilings
+    """The better of the looks before and after."""
+
+
 class Bench:
     """One loaded model; every measurement has a runner, and so a cache, of its own."""
 
@@ -137,14 +150,16 @@ class Bench:
         """Decode with `batch` rows, prefill one prompt, and look at the ceilings in between."""
         args = self._args
         self.machine.look()
-        step_s, median_s = fastest_window(self.decode(batch))
-        self.machine.look()
+        rounds = list(self._rounds(batch))
+        step_s = min(fastest_window(times).best for times, _ in rounds)
+        median_s = median(step for times, _ in rounds for step in times)
         prefill_s = None
         if args.prompt:
             prefill_s = min(self.prefill(args.prompt) for _ in range(PREFILL_RUNS))
         ceilings = self.machine.look()
         middle = args.context + args.steps // 2
         floor_s = self._floor_s(ceilings, batch, batch, middle)
+        beside = [self._floor_s(seen, batch, batch, middle) / mean(times) for times, seen in rounds]
         row = {
             "batch": batch,
             "context": args.context,
@@ -155,6 +170,8 @@ class Bench:
             "read_ceiling_gb_per_s": round(ceilings.read_gb_per_s, 2),
             "multiply_ceiling_tflop_per_s": round(ceilings.multiply_tflop_per_s, 3),
             "fraction_of_floor": round(floor_s / step_s, 3),
+            "read_beside_gb_per_s": round(median(seen.read_gb_per_s for _, seen in rounds), 2),
+            "fraction_beside": round(median(beside), 3),
         }
         if prefill_s is not None:
             floor_s = self._floor_s(ceilings, args.prompt, 1, args.prompt / 2)
@@ -163,19 +180,35 @@ class Bench:
             row["prefill_fraction_of_floor"] = round(floor_s / prefill_s, 3)
         return row
 
+    def _rounds(self, batch: int) -> Iterator[Round]:
+        step, left = self._steps(batch, self._args.steps // WINDOW + 1), self._args.steps
+        while left > 0:
+            before = self.machine.latest
+            step()  # a look leaves nothing of ours in the caches
+            times = [step() for _ in range(min(WINDOW, left))]
+            self.machine.look()
+            yield Round(times, Ceilings(*map(max, before, self.machine.latest)))
+            left -= WINDOW
+
     def decode(self, batch: int) -> list[float]:
-        """Return the seconds of each decode step of `batch` sequences."""
+        """Return the seconds of each decode step of `batch` sequences, one after the other."""
+        step = self._steps(batch)
+        return [step() for _ in range(self._args.steps)]
+
+    def _steps(self, batch: int, more: int = 0) -> Callable[[], float]:
+        """Return what decodes once and returns the seconds, as often as asked for and `more`."""
         args = self._args
-        runner = self._runner(batch, args.context + args.steps + 1)
+        runner = self._runner(batch, args.context + args.steps + more + 1)
         for plan in self._starts(runner, batch, args.context):
             _execute(runner, plan)
-        rows = tuple(wire.SequenceStep(seq_id, 1) for seq_id in range(batch))
-        times = []
-        for number in range(args.steps):
+        plan = wire.ExecutePlan(0, steps=tuple(wire.SequenceStep(i, 1) for i in range(batch)))
+
+        def step() -> float:
             begin = time.perf_counter()
-            _execute(runner, wire.ExecutePlan(number, steps=rows))
-            times.append(time.perf_counter() - begin)
-        return times
+            _execute(runner, plan)
+            return time.perf_counter() - begin
+
+        return step
 
     def beside(self, batch: int, count: int) -> dict[str, Any]:
         """Decode beside `count` busy processes, and alone before and after."""

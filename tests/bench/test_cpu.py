@@ -43,13 +43,15 @@ def test_a_whole_step(
 ) -> None:
     rows = output(
         capsys, monkeypatch, cpu, "--shape", "tiny", "--folder", str(tmp_path), "--batch", "1,3",
-        "--quantization", quantization, "--steps", "4", "--prompt", "20", "--context", "10",
+        "--quantization", quantization, "--steps", "9", "--prompt", "20", "--context", "10",
     )  # fmt: skip
     assert [row["batch"] for row in rows] == [1, 3]
     for row in rows:
         for name in ("decode_tokens_per_s", "read_ceiling_gb_per_s", "fraction_of_floor"):
             assert row[name] >= 0
         assert row["prefill_tokens_per_s"] > 0 and row["decode_tokens_per_s"] > 0
+        assert row["read_ceiling_gb_per_s"] >= row["read_beside_gb_per_s"] > 0
+        assert row["fraction_beside"] > 0
 
 
 @pytest.mark.timeout(90)
