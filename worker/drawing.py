@@ -22,7 +22,6 @@ from protos import worker as wire
 from worker.errors import RowError
 from worker.gather import Work
 from worker.kernels.checks import Floats
-from worker.logprobs import with_alternatives
 from worker.rows import Row
 from worker.sampler import Drawn, Launched
 
@@ -35,6 +34,12 @@ class Draws(Protocol):
         ...
 
     def launch(self, logits: Any, rows: Sequence[Row]) -> Launched: ...
+
+    def logprobs(
+        self, logits: Any, token_id: int, count: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Return ids and log-probabilities, of the token and of the `count` likeliest."""
+        ...
 
 
 @dataclass(slots=True)
@@ -144,7 +149,9 @@ class Drawing:
                 continue
             first = max(row.num_computed, row.logits_from) + 1  # logits tell of the token after
             told = [
-                wire.Logprobs(row.seq_id, i, *with_alternatives(one, int(row.tokens[i]), count))
+                wire.Logprobs(
+                    row.seq_id, i, *self._sampler.logprobs(one, int(row.tokens[i]), count)
+                )
                 for i, one in enumerate(logits[start:stop], first)
                 if i < row.num_prompt_tokens
             ]

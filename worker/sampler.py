@@ -77,11 +77,11 @@ class Sampler:
             return Drawn(row, fault="the model's logits are not finite")
         try:
             if row.draw.is_plain:
-                return Drawn(row, likeliest, _logprobs(logits, row, likeliest))
+                return Drawn(row, likeliest, self._told(logits, row, likeliest))
             trace = Trace() if row.draw.is_traced else None
             token_id = self._draw(logits, row, likeliest, trace)
             told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
-            return Drawn(row, token_id, _logprobs(logits, row, token_id), trace=told)
+            return Drawn(row, token_id, self._told(logits, row, token_id), trace=told)
         except RowError as error:
             return Drawn(row, fault=str(error))
         except Exception as error:
@@ -109,6 +109,19 @@ class Sampler:
         if ids is None:
             return None
         return Candidates(ids, logits[ids].astype(np.float64) / temperature)
+
+    def _told(self, logits: Floats, row: Row, token_id: int) -> wire.Logprobs | None:
+        """Return what the row wants to know of the raw logits."""
+        if row.draw.logprobs is None:
+            return None
+        told = self.logprobs(logits, token_id, row.draw.logprobs)
+        return wire.Logprobs(row.seq_id, row.num_output_tokens, *told)
+
+    def logprobs(
+        self, logits: Floats, token_id: int, count: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Return ids and log-probabilities, of float32 [V] logits; see `with_alternatives`."""
+        return with_alternatives(logits, token_id, count, self._passes)
 
     @staticmethod
     def key(row: Row) -> int:
@@ -156,11 +169,3 @@ class Sampler:
             if few is not None:
                 return few, draw.shortlist.links
         return Candidates(ids, logits.astype(np.float64)), draw.stages
-
-
-def _logprobs(logits: Floats, row: Row, token_id: int) -> wire.Logprobs | None:
-    """Return what the row wants to know of the raw logits."""
-    if row.draw.logprobs is None:
-        return None
-    told = with_alternatives(logits, token_id, row.draw.logprobs)
-    return wire.Logprobs(row.seq_id, row.num_output_tokens, *told)

@@ -18,6 +18,7 @@ from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_recipes import Recipe, Structs, draws_of, edits_of, recipe_of
 from worker.backends.gpu import Arena, Array, Gpu, Mark, Reading, captured
+from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
 from worker.rows import Row
 from worker.sampler import Drawn, Launched, Sampler
@@ -121,6 +122,12 @@ class CudaSampler:
             if i not in drawn:
                 drawn[i] = self._host.sample(logits[i][None], [row])[0]
         return Launched(lambda: [drawn[i] for i in range(len(rows))])
+
+    def logprobs(
+        self, logits: Floats, token_id: int, count: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Return ids and log-probabilities, of float32 [V] logits of the host."""
+        return self._host.logprobs(logits, token_id, count)
 
     def _begin(
         self, logits: CudaLogits, rows: Sequence[Row], recipes: Sequence[Recipe]

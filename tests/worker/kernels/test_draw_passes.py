@@ -13,6 +13,7 @@ from worker.errors import KernelError
 from worker.kernels.checks import Floats
 from worker.kernels.draw_passes import ROOM, DrawPasses
 from worker.kernels.library import Level
+from worker.logprobs import with_alternatives
 from worker.noise import gumbel, stream
 from worker.sampler import Sampler
 
@@ -113,3 +114,23 @@ def test_survivors_are_the_same_with_and_without(fields: dict[str, Any]) -> None
         one.draw.shortlist = None
         theirs = quick.survivors(logits, one.draw, one.history, highest)
         assert np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.logits, theirs.logits)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+@pytest.mark.parametrize("size", [3, 200, 20_000])
+def test_logprobs_are_the_same_with_and_without(size: int, count: int) -> None:
+    logits = bell(size, 3.0, count)
+    logits[[0, size - 1]] = 9.5  # a tie goes to the lowest id
+    exact = logits.astype(np.float64)
+    exact -= 9.5 + np.log(np.exp(exact - 9.5).sum())
+    likeliest = np.argsort(-exact, kind="stable")[:count].tolist()
+    for passes in (None, *[DrawPasses(library(), level) for level in levels()]):
+        ids, logprobs = with_alternatives(logits, 2, count, passes)
+        assert list(ids) == [2, *likeliest]
+        np.testing.assert_allclose(logprobs, exact[list(ids)], atol=1e-6)
+
+
+def test_logits_that_are_no_numbers_have_logprobs_that_are_none() -> None:
+    logits = np.array([1.0, np.nan, 2.0], np.float32)
+    for passes in (None, DrawPasses(library(), levels()[-1])):
+        assert all(np.isnan(with_alternatives(logits, 0, 0, passes)[1]))
