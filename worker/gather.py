@@ -68,6 +68,8 @@ class Inputs:
         self._starts, self._tables, self._logit_rows, self._places, self._ramp, room = rest
         self.workspace = Workspace(limits, room) if workspace_bytes else None
         self._ramp[:] = np.arange(len(self._ramp))
+        self._shape: tuple[int, ...] = ()
+        self._batch_of_shape: Batch
 
     def gather(self, work: Sequence[Work]) -> Batch:
         """Gather the inputs of `work`: not empty, every row once, within the limits."""
@@ -78,7 +80,7 @@ class Inputs:
         singles = [item for item in work if item.num_tokens == item.num_logits == 1]
         if len(singles) == len(work) and all(item.row.pool is None for item in work):
             self._gather_singles(work, ends, tables)
-            return self._batch(len(work), tables, len(work), len(work), 0)
+            return self._batch(tables, len(work), len(work), 0)
         stop = num_logits = num_states = 0
         for i, ((row, count), end) in enumerate(zip(work, ends, strict=True)):
             start, stop = stop, stop + count
@@ -95,33 +97,41 @@ class Inputs:
             if wanted := work[i].num_states:
                 first, num_states = num_states, num_states + wanted
                 self._state_rows[first:num_states] = self._ramp[stop - wanted : stop]
-        return self._batch(len(work), tables, stop, num_logits, num_states)
+        self._find_cells(stop)
+        return self._batch(tables, stop, num_logits, num_states)
 
     def _gather_singles(self, work: Sequence[Work], ends: Sequence[int], tables: Ints) -> None:
         """Gather rows of one token each that all want logits: most steps are that."""
         count, size = len(work), self.block_size
+        lasts = [end - 1 for end in ends]
         self._token_ids[:count] = [
-            row.token_at(end - 1) for (row, _), end in zip(work, ends, strict=True)
+            row.token_at(last) for (row, _), last in zip(work, lasts, strict=True)
         ]
-        self._positions[:count] = ends
-        self._positions[:count] -= 1
+        self._positions[:count] = lasts
         self._starts[1 : count + 1] = self._ramp[1 : count + 1]
         self._logit_rows[:count] = self._ramp[:count]
-        np.multiply(self._ramp[:count], tables.shape[1], out=self._places[:count])
         tables[:] = 0
-        for line, (row, _), end in zip(tables, work, ends, strict=True):
-            num_blocks = -(-end // size)
-            line[:num_blocks] = row.blocks[:num_blocks]
+        cells = []
+        for table, (row, _), last in zip(tables, work, lasts, strict=True):
+            block, offset = divmod(last, size)
+            table[: block + 1] = row.blocks[: block + 1]
+            cells.append(int(table[block]) * size + offset)
+        self._cells[:count] = cells
 
-    def _batch(
-        self, num_rows: int, tables: Ints, num_tokens: int, num_logits: int, num_states: int
-    ) -> Batch:
-        self._find_cells(num_tokens)
+    def _batch(self, tables: Ints, num_tokens: int, num_logits: int, num_states: int) -> Batch:
+        """Return the one of the last call while nothing but contents has changed."""
+        shape = (*tables.shape, num_tokens, num_logits, num_states)
+        if shape != self._shape:
+            self._shape = shape
+            self._batch_of_shape = self._new_batch(tables, num_tokens, num_logits, num_states)
+        return self._batch_of_shape
+
+    def _new_batch(self, tables: Ints, num_tokens: int, num_logits: int, num_states: int) -> Batch:
         return Batch(
             token_ids=self._token_ids[:num_tokens],
             positions=self._positions[:num_tokens],
             cells=self._cells[:num_tokens],
-            query_starts=self._starts[: num_rows + 1],
+            query_starts=self._starts[: len(tables) + 1],
             block_tables=tables,
             logit_rows=self._logit_rows[:num_logits],
             state_rows=self._state_rows[:num_states],
