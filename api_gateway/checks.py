@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-import orjson
-
 from common.errors import InvalidRequest
 from protos import limits
+from protos.json_fields import depth, dumps
 
 
 def refuse(message: str, param: str, code: str = "invalid_value") -> InvalidRequest:
@@ -56,22 +55,7 @@ def schema_text(schema: Any, param: str) -> str:
     """Return a JSON Schema as text; refuse one that is too deep or too long."""
     if depth(schema, limits.MAX_SCHEMA_DEPTH) > limits.MAX_SCHEMA_DEPTH:
         raise refuse(f"{param} is nested deeper than {limits.MAX_SCHEMA_DEPTH}", param)
-    text = orjson.dumps(schema, option=orjson.OPT_NON_STR_KEYS).decode()
+    text = dumps(schema).decode()
     if len(text) > limits.MAX_GRAMMAR_CHARS:
         raise refuse(f"{param} has over {limits.MAX_GRAMMAR_CHARS} characters", param)
     return text
-
-
-def depth(value: Any, enough: int) -> int:
-    """Return how deep lists and objects are nested, or `enough` + 1 as soon as it is more."""
-    layer, levels = [value], 0
-    while layer and levels <= enough:
-        inner: list[Any] = []
-        for item in layer:
-            if isinstance(item, dict):
-                inner += item.values()
-            elif isinstance(item, list):
-                inner += item
-        levels += 1
-        layer = [item for item in inner if isinstance(item, dict | list)]
-    return levels

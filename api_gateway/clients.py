@@ -141,6 +141,12 @@ class TextClients:
         if not self._place(job):
             self._hold(job, self._wait_timeout_s)
 
+    def go_on(self, job: Job) -> None:
+        """Send what of `job` has waited for its own prompts to end."""
+        if job.link is not None:
+            for request, choices in job.next_requests():
+                job.link.send(request, choices)
+
     def release(self, job: Job) -> None:
         """Forget `job`; what of it still runs is aborted. The one way out for every job."""
         self._unhold(job)
@@ -179,12 +185,9 @@ class TextClients:
         link = min(links, key=lambda k: (not k.is_ready(now, STALE_S), len(k.demux.choices)))
         job.link = link
         link.jobs[job] = None
-        if job.attempt == 0:
-            for request, choices in job.first_requests():
-                link.send(request, choices)
-        else:
-            for choice in job.unfinished:
-                link.send(job.replay_of(choice), [choice])
+        for choice in job.running:  # of an attempt before this one
+            link.send(job.replay_of(choice), [choice])
+        self.go_on(job)
         return True
 
     def _hold(self, job: Job, timeout_s: float) -> None:

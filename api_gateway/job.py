@@ -13,6 +13,9 @@ from protos.tokenizer_pb2 import Resumed, TextRequest
 if TYPE_CHECKING:
     from api_gateway.link import Link
 
+PROMPTS_AT_ONCE = 256
+"""Of one job. The tiers below refuse what waits in too large a number, whoever it is from."""
+
 
 class Job:
     """The `TextRequest`s of one HTTP request (one a prompt) and the choices they make.
@@ -31,6 +34,8 @@ class Job:
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []
+        self._num_begun = 0  # prompts
+        self._num_ended = 0  # of the first ones, without a gap
         index = 0
         for prompt, request in enumerate(requests):
             n = max(1, request.limits.n)
@@ -54,11 +59,22 @@ class Job:
     def unfinished(self) -> list[Choice]:
         return [choice for choice in self.choices if choice.finish is None]
 
-    def first_requests(self) -> list[tuple[TextRequest, list[Choice]]]:
-        """Return what to send the first time: all choices of a prompt go together."""
+    @property
+    def running(self) -> list[Choice]:
+        """Those of `unfinished` that have been sent."""
+        begun = self.groups[: self._num_begun]
+        return [choice for group in begun for choice in group if choice.finish is None]
+
+    def next_requests(self) -> list[tuple[TextRequest, list[Choice]]]:
+        """Return what to send now, and count it as sent: all choices of a prompt go together."""
+        groups = self.groups
+        while self._num_ended < len(groups) and has_ended(groups[self._num_ended]):
+            self._num_ended += 1
+        first = self._num_begun
+        self._num_begun = min(len(groups), self._num_ended + PROMPTS_AT_ONCE)
         return [
-            (self._copy(request), group)
-            for request, group in zip(self.requests, self.groups, strict=True)
+            (self._copy(self.requests[prompt]), self.groups[prompt])
+            for prompt in range(first, self._num_begun)
         ]
 
     def replay_of(self, choice: Choice) -> TextRequest:
@@ -78,3 +94,7 @@ class Job:
         if self.deadline_s is not None:
             copy.limits.deadline_ms = max(1, int((self.deadline_s - time.monotonic()) * 1000))
         return copy
+
+
+def has_ended(choices: Sequence[Choice]) -> bool:
+    return all(choice.finish is not None for choice in choices)

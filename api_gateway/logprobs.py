@@ -54,8 +54,7 @@ def echo_logprobs(
 ) -> dict[str, Any]:
     """Return the `logprobs` of a prompt and its completion; the first token has no logprob."""
     told = [row for row in prompt if row.index]
-    known = [row.entries[0].token for row in told]
-    first = echo[: max(0, len(echo) - sum(map(len, known)))]
+    first = next((row.entries[0].token for row in prompt if not row.index), echo)
     shown = completion_logprobs([*told, *rows], len(first))
     return {
         "tokens": [first, *shown["tokens"]],

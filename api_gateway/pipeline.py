@@ -52,7 +52,7 @@ class Pipeline:
         self._watch.add(vigil)
         try:
             self._clients.submit(job)
-            await drive(job, reply, meter)
+            await self._drive(job, reply, meter)
             await reply.finish(job, meter)
         except ServiceError as error:
             report["code"] = error.code
@@ -69,6 +69,22 @@ class Pipeline:
             report |= meter.end(time.monotonic())
             reply.close()
 
+    async def _drive(self, job: Job, reply: Reply, meter: Meter) -> None:
+        """Pass news on until every choice has ended; raise what ended one badly."""
+        mailbox, num_live = job.mailbox, len(job.choices)
+        while num_live:
+            news = await mailbox.wait()
+            if mailbox.alarm is not None:
+                await answer(mailbox, reply)
+            meter.note(news, time.monotonic())
+            ended = [choice.finish for choice in news if choice.finish is not None]
+            await reply.advance(news)
+            if bad := [end for end in ended if end.reason not in (STOPPED, LENGTH)]:
+                raise of_finish(bad[0])
+            if ended:
+                num_live -= len(ended)
+                self._clients.go_on(job)
+
     def _reply(self, call: Call, order: Order, job: Job, vigil: Vigil) -> Reply:
         if order.kind is Kind.EMBEDDING:
             return EmbeddingReply(call, order)
@@ -77,25 +93,6 @@ class Pipeline:
             return WholeReply(call, order, created, fingerprint)
         chunks = Chunks(order, call.request_id, created, fingerprint)
         return EventStream(call, order, chunks, job, vigil, self._metrics)
-
-
-async def drive(job: Job, reply: Reply, meter: Meter) -> None:
-    """Pass news on until every choice has ended; raise what ended one badly."""
-    mailbox, num_live = job.mailbox, len(job.choices)
-    while num_live:
-        news = await mailbox.wait()
-        if mailbox.alarm is not None:
-            await answer(mailbox, reply)
-        meter.note(news, time.monotonic())
-        failed: ServiceError | None = None
-        for choice in news:
-            if choice.finish is not None:
-                num_live -= 1
-                if choice.finish.reason not in (STOPPED, LENGTH):
-                    failed = failed or of_finish(choice.finish)
-        await reply.advance(news)
-        if failed is not None:
-            raise failed
 
 
 async def answer(mailbox: Mailbox, reply: Reply) -> None:

@@ -6,6 +6,7 @@ uvicorn alone has neither: a head that never ends would be gathered for ever.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from common.errors import InvalidRequest, ServiceError
 from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 
 HEAD_TIMEOUT_S = 30.0
+UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 
 
 class HeadLimit(Exception):
@@ -28,6 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _is_in_head = True
     _num_head_bytes = 0
+    _held = b""
     _is_too_large = False
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -46,10 +49,26 @@ class BoundedProtocol(HttpToolsProtocol):
         """Feed the parser; give up on a head that is already too large."""
         if self._is_in_head:
             self._num_head_bytes += len(data)
+            data = self._without_upgrade(data)
         super().data_received(data)
         if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES:
             self._is_too_large = True
             self.send_400_response("")
+
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """Return what of a head came, with a header `Upgrade` under a name that means nothing.
+
+        Java's HTTP client offers HTTP/2 in that way with every first request. To ignore it is the
+        server's right (RFC 9110 §7.8); the parser would take what follows for another protocol.
+        """
+        data = self._held + data
+        end = data.find(b"\r\n\r\n")
+        head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
+        head = UPGRADE.sub(b"\nx-grade:", head)
+        begin = head.rfind(b"\n") if end < 0 else -1
+        is_cut = begin >= 0 and b"\nupgrade:".startswith(head[begin:].lower())
+        self._held = head[begin:] if is_cut else b""
+        return (head[:begin] if is_cut else head) + rest
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -35,7 +35,7 @@ def stop_reason(finish: Finish) -> str | int | None:
     """Return the stop string or stop id that ended the choice, None for EOS and length."""
     if finish.HasField("stop_string"):
         return finish.stop_string
-    return finish.stop_token_id or None
+    return finish.stop_token_id if finish.HasField("stop_token_id") else None
 
 
 def ids_of(column: bytes | bytearray) -> list[int]:

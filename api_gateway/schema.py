@@ -28,12 +28,12 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """One tool call of an earlier assistant message."""
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One tool call of an earlier assistant message. Templates may write it in this order."""
 
-    function: FunctionCall
     id: str | msgspec.UnsetType = msgspec.UNSET
     type: Literal["function"] = "function"
+    function: FunctionCall
     index: int | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -65,11 +65,12 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """What a model may use: functions only."""
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a model may use: functions only. Templates write it in this order, and models know no
+    other."""
 
-    function: Function
     type: Literal["function"] = "function"
+    function: Function
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import orjson
-
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
 from api_gateway.parsers.grammar import ANY_OBJECT, closed, forced
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
 from protos import limits
 from protos.common_pb2 import Grammar
+from protos.json_fields import dumps, loads
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 STRUCTURED, RESPONSE = "structured_outputs", "response_format"
@@ -85,7 +84,7 @@ def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
         if not value:
             raise refuse(f"{param} is empty", param)
         check_texts(value, param, limits.MAX_CHOICES, limits.MAX_GRAMMAR_CHARS)
-        text = orjson.dumps(value).decode()
+        text = dumps(value).decode()
         check_text(text, param, limits.MAX_GRAMMAR_CHARS)
         return Grammar(kind=Grammar.CHOICE, text=text)
     check_text(value, param, limits.MAX_GRAMMAR_CHARS)
@@ -97,8 +96,8 @@ def parsed(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
     if isinstance(schema, dict):
         return schema
     try:
-        value = orjson.loads(schema)
-    except orjson.JSONDecodeError as error:
+        value = loads(schema)
+    except ValueError as error:
         raise refuse(f"{param} is not valid JSON: {error}", param) from error
     if not isinstance(value, dict):
         raise refuse(f"{param} must be a JSON object", param)

@@ -6,9 +6,6 @@ import hmac
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-import orjson
-
 from api_gateway.checks import refuse
 from api_gateway.sampling import column, dry_breakers, sampling
 from api_gateway.schema import (
@@ -23,6 +20,7 @@ from api_gateway.schema import (
 from api_gateway.structure import grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo, SamplingParams
+from protos.json_fields import dumps
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 
 
@@ -117,9 +115,9 @@ def chat_input(
     given = {**(kwargs or {}), **(body.chat_template_kwargs or {})}
     tools = body.tools if is_offered else None
     return ChatInput(
-        messages_json=msgspec.json.encode(body.messages),
-        tools_json=msgspec.json.encode(tools) if tools else b"",
-        template_kwargs_json=orjson.dumps(given) if given else b"",
+        messages_json=dumps(body.messages),
+        tools_json=dumps(tools) if tools else b"",
+        template_kwargs_json=dumps(given) if given else b"",
         no_generation_prompt=body.add_generation_prompt is False,
         continue_final_message=bool(body.continue_final_message),
     )

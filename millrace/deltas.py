@@ -77,7 +77,7 @@ class Deltas:
         whole.num_cached_tokens = finish.num_cached_tokens
         if whole.finished and self._params.prompt_logprobs is not None:
             rows = max((bulks.prompt_rows for bulks in self._bulks), key=len)
-            whole.prompt_logprobs = [None, *_logprobs(rows)]
+            whole.prompt_logprobs = [None, *_logprobs([row for row in rows if row.index])]
 
 
 async def collect(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

@@ -111,6 +111,8 @@ class SequenceFault(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_id: int
     message: str
+    code: str = ""
+    """Set when the row is sound, and its request asks for what cannot be: an error of its own."""
 
 
 class StepResult(Message, frozen=True):

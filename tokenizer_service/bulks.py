@@ -11,6 +11,7 @@ import orjson
 
 from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
 from protos.tokenizer_pb2 import PromptTokens, TextBulk, TextLogprob, TextLogprobs
+from tokenizer_service.columns import unpack
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 
@@ -39,8 +40,14 @@ class BulkText:
         return shown
 
     def _prompt_tokens(self, choice: Choice, told: PromptLogprobs) -> PromptTokens:
-        """Return the rows that were not shown before; an engine that starts again repeats all."""
+        """Return the rows that were not shown before; an engine that starts again repeats all.
+
+        The first token, of which an engine has nothing to tell, is there for its text.
+        """
         rows = [row for row in told.tokens if row.index >= choice.next_prompt_logprob]
+        if rows and choice.next_prompt_logprob == 0 and rows[0].index == 1:
+            first = unpack(choice.ticket.prompt)[0]
+            rows.insert(0, TokenLogprobs(index=0, token_ids=[first], logprobs=[0.0]))
         if rows:
             choice.next_prompt_logprob = rows[-1].index + 1
         return PromptTokens(logprobs=[self.logprobs(choice.slot, row) for row in rows])

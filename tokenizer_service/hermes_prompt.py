@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
+from protos.json_fields import loads
 
 SYSTEM = "You are a helpful assistant."
 BEFORE = (
@@ -70,8 +70,8 @@ def spelled_call(call: Any) -> str:
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         try:
-            known = {"name": name, "arguments": orjson.loads(arguments)}
+            known = {"name": name, "arguments": loads(arguments or "{}")}
             return json.dumps(known, ensure_ascii=False)
-        except (orjson.JSONDecodeError, RecursionError):
+        except ValueError:
             pass  # what a model wrote need not be JSON, nor shallow; it reads it as it was
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

@@ -12,9 +12,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import orjson
-
 from common.errors import InvalidRequest
+from protos.json_fields import dumps, loads
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.columns import unpack
@@ -110,7 +109,7 @@ class PromptBuilder:
         kwargs = parsed(chat.template_kwargs_json, "chat_template_kwargs", dict) or {}
         check_chat(chat, messages, kwargs)
         guard = GuardedText(
-            tokenizer.special_texts, lambda: orjson.dumps([messages, tools, kwargs]).decode()
+            tokenizer.special_texts, lambda: dumps([messages, tools, kwargs]).decode()
         )
         started = time.perf_counter()
         text = await self._render(chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs))
@@ -171,8 +170,8 @@ def parsed(text: bytes, param: str, kind: type[list[Any]] | type[dict[Any, Any]]
     if not text:
         return None
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        value = loads(text)
+    except ValueError as error:
         raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from error
     if not isinstance(value, kind):
         raise InvalidRequest(f"{param} must be a JSON {kind.__name__}", param=param)
@@ -217,8 +216,8 @@ def with_parsed_call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = orjson.loads(function["arguments"])
-    except orjson.JSONDecodeError:
+        arguments = loads(function["arguments"] or "{}")
+    except ValueError:
         return call  # what a model wrote need not be JSON; the template gets it as it is
     if not isinstance(arguments, dict):
         return call
@@ -227,7 +226,7 @@ def with_parsed_call(call: Any) -> Any:
 
 def unused_mark(messages: Any) -> str:
     """Return a character of the basic private-use area that stands in no message."""
-    present = set(orjson.dumps(messages).decode())
+    present = set(dumps(messages).decode())
     return next(char for char in map(chr, range(0xE000, 0xF900)) if char not in present)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import orjson
 
 from common.errors import InvalidRequest, Unprocessable
+from protos.json_fields import dumps
 from tokenizer_service.chat_template import ChatTemplate, TooLong
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 
@@ -41,12 +43,7 @@ class TemplateProcess:
         Raises InvalidRequest with the template's own message when it refuses the input, and
         Unprocessable when it takes too long, too much memory or makes too much text.
         """
-        try:
-            request = orjson.dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
-        except orjson.JSONEncodeError as error:
-            raise InvalidRequest(
-                f"messages are nested too deeply for a template: {error}", param="messages"
-            ) from error
+        request = dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
         try:
             return text_of(orjson.loads(await self.sandbox.ask(request)))
         except Overrun as why:
@@ -81,7 +78,7 @@ def prepare(setup: bytes) -> Answer:
 def answer(template: ChatTemplate, request: bytes) -> bytes:
     """Render one request; everything a template can raise becomes words."""
     try:
-        messages, tools, add_generation_prompt, kwargs = orjson.loads(request)
+        messages, tools, add_generation_prompt, kwargs = msgspec.json.decode(request)
         text = template.render(messages, tools, add_generation_prompt, kwargs)
         return orjson.dumps({"text": text})
     except TooLong as error:

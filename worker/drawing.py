@@ -51,6 +51,8 @@ class Outcome:
     logprobs: list[wire.Logprobs] = field(default_factory=list)
     bulks: list[wire.Bulk] = field(default_factory=list)
     fault: str = ""
+    code: str = ""
+    """Of the fault, as in `SequenceFault`."""
     is_open: bool = True
     """False when the logits that are left follow a token which did not come true."""
 
@@ -63,7 +65,8 @@ class Outcome:
             return
         if drawn.fault:
             self.is_open = False
-            self.fault = "" if self.token_ids else drawn.fault
+            if not self.token_ids:
+                self.fault, self.code = drawn.fault, drawn.code
             return
         self.is_open = self.row.append(drawn.token_id)
         self.token_ids.append(drawn.token_id)
@@ -84,7 +87,7 @@ class Drawing:
         self.outcomes: dict[int, Outcome] = {}
         """By seq_id, in the order of the plan."""
         self._bulks: list[wire.Bulk] = []
-        self._faults: list[tuple[Row, str]] = []
+        self._faults: list[tuple[Row, wire.SequenceFault]] = []
 
     def expect(self, work: Sequence[Work]) -> None:
         """Have the masks of grammars computed while the logits are."""
@@ -170,7 +173,8 @@ class Drawing:
             try:
                 bulk = item.row.pool.take(item.num_tokens, states[start:stop])
             except RowError as error:
-                self._faults.append((item.row, str(error)))
+                fault = wire.SequenceFault(item.row.seq_id, str(error), error.code)
+                self._faults.append((item.row, fault))
                 continue
             if bulk is not None:
                 self._bulks.append(bulk)
@@ -194,21 +198,24 @@ class Drawing:
                 turns.append((outcome, places))
         return turns
 
-    def failed(self) -> list[tuple[Row, str]]:
+    def failed(self) -> list[tuple[Row, wire.SequenceFault]]:
         """Return the rows that have failed, and why."""
-        drawn = [(one.row, one.fault) for one in self.outcomes.values() if one.fault]
+        drawn = [
+            (one.row, wire.SequenceFault(one.row.seq_id, one.fault, one.code))
+            for one in self.outcomes.values()
+            if one.fault
+        ]
         return [*drawn, *self._faults]
 
     def result(self, step_id: int, faults: Sequence[wire.SequenceFault]) -> wire.StepResult:
         """Return the message; `faults` are those of rows that never drew."""
         good = [one for one in self.outcomes.values() if one.token_ids]
-        failed = [wire.SequenceFault(row.seq_id, why) for row, why in self.failed()]
         return wire.StepResult(
             step_id=step_id,
             seq_ids=tuple([one.row.seq_id for one in good]),
             counts=tuple([len(one.token_ids) for one in good]),
             token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
             logprobs=tuple([row for one in good for row in one.logprobs]),
-            faults=(*faults, *failed),
+            faults=(*faults, *[fault for _, fault in self.failed()]),
             bulks=(*self._bulks, *[bulk for one in good for bulk in one.bulks]),
         )

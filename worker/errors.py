@@ -9,3 +9,12 @@ class KernelError(Exception):
 
 class RowError(Exception):
     """One sequence cannot go on; the other rows of the step are not concerned."""
+
+    code = ""
+    """As in `SequenceFault`."""
+
+
+class NothingLeft(RowError):
+    """The request's own fields leave no token to draw."""
+
+    code = "no_token_left"

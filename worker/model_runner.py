@@ -200,7 +200,7 @@ class ModelRunner:
                     row.check(entry.num_tokens, self._room)
                     admitted.work.append(Work(row, entry.num_tokens))
             except RowError as error:
-                admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error)))
+                admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error), error.code))
                 self._rows.refuse(entry.seq_id)
         return admitted
 

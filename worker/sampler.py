@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protos import worker as wire
-from worker.errors import RowError
+from worker.errors import NothingLeft, RowError
 from worker.kernels.checks import Floats
 from worker.kernels.draw_passes import DrawPasses
 from worker.logprobs import with_alternatives
@@ -34,6 +34,8 @@ class Drawn(NamedTuple):
     token_id: int = -1
     logprobs: wire.Logprobs | None = None
     fault: str = ""
+    code: str = ""
+    """Of the fault, as in `SequenceFault`."""
     trace: bytes = b""
 
 
@@ -83,7 +85,7 @@ class Sampler:
             told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
             return Drawn(row, token_id, self._told(logits, row, token_id), trace=told)
         except RowError as error:
-            return Drawn(row, fault=str(error))
+            return Drawn(row, fault=str(error), code=error.code)
         except Exception as error:
             return Drawn(row, fault=f"sampling failed: {error!r}")
 
@@ -146,7 +148,7 @@ class Sampler:
         allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
         if allowed is not None:
             if len(allowed) == 0:
-                raise RowError("every token is forbidden by the grammar")
+                raise NothingLeft("every token is forbidden by the grammar")
             ids, logits = allowed, logits[allowed]
             highest = float(logits.max())
         left, links = self._listed(ids, logits, highest, draw, history)
@@ -155,7 +157,7 @@ class Sampler:
         for name, stage in links:
             left = stage(left, history)
             if name in FORBIDDING and left.logits.max() == -np.inf:
-                raise RowError(f"every token is forbidden, the last ones by {name}")
+                raise NothingLeft(f"every token is forbidden, the last ones by {name}")
             if trace is not None:
                 trace.note(name, left)
         return left

@@ -21,6 +21,7 @@ from api_gateway.text_calls import TextCalls
 from api_gateway.tools import check_tools
 from api_gateway.translate import chat_input, order_chat
 from api_gateway.validation import check_chat, check_completion
+from common.errors import InvalidRequest
 from protos import limits
 from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
 
@@ -38,6 +39,7 @@ class Convert:
             body = await self._door.read(call, TokenizeRequest)
             if (body.prompt is None) == (body.messages is None):
                 raise refuse("exactly one of prompt and messages is needed", "prompt")
+            check_form(body)
             asked = await self._asked(call, body.model)
             asked.with_pieces = bool(body.return_token_strs)
             if body.messages is not None:
@@ -96,9 +98,15 @@ class Convert:
                 asked = await self._asked(call, body.model)
                 if isinstance(prompt, str):
                     asked.text = prompt
-                    replies.append(await self._calls.convert(asked))
                 else:
-                    replies.append(ConvertReply(token_ids=column(prompt)))
+                    asked.token_ids = column(prompt)
+                try:
+                    replies.append(await self._calls.convert(asked))
+                except InvalidRequest as error:
+                    message = error.message.replace("tokens", "prompt", 1)
+                    raise refuse(message, "prompt", error.code) from error
+                if not replies[-1].token_ids:
+                    raise refuse("the prompt is empty", "prompt")
             await self._reply_count(call, replies)
 
     async def _reply_count(self, call: Call, replies: list[ConvertReply]) -> None:
@@ -108,6 +116,25 @@ class Convert:
 
     async def _asked(self, call: Call, model: str | None) -> ConvertRequest:
         return ConvertRequest(model=(await self._door.caller(call, model)).info.id)
+
+
+def check_form(body: TokenizeRequest) -> None:
+    """Refuse what only the other form of the body has a meaning for."""
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise refuse(
+                "add_special_tokens is for a prompt: a template writes its own",
+                "add_special_tokens",
+            )
+        return
+    for name in (
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "tools",
+    ):
+        if getattr(body, name) is not None:
+            raise refuse(f"{name} is for messages", name)
 
 
 def conversation(body: ChatPrompt | TokenizeRequest) -> ChatInput:

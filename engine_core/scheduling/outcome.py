@@ -21,7 +21,7 @@ from engine_core.scheduling.results import (
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.sequence import Sequence, Status, TokenEvent
 from engine_core.scheduling.speculation import roll_back
-from protos.worker import Bulk, Finished, Progress, StepResult
+from protos.worker import Bulk, Finished, Progress, SequenceFault, StepResult
 
 _ON_ITS_WAY = (Status.RUNNING, Status.PREEMPTED)
 """Whose results are still awaited: a preempted row keeps what a plan in flight brings."""
@@ -104,11 +104,12 @@ class Outcome:
         for sequence in flight.all_rows():
             if sequence.seq_id not in wrong:
                 continue
-            self._roster.cache.distrust(sequence)
+            fault = wrong[sequence.seq_id]
+            if not fault.code:
+                self._roster.cache.distrust(sequence)
             if sequence.status in _ON_ITS_WAY:
-                reason = FinishReason.ERROR
-                problem = Problem("Internal", wrong[sequence.seq_id], code="sequence_fault")
-                self._roster.end(sequence, reason, now, problem=problem)
+                problem = problem_of(fault)
+                self._roster.end(sequence, FinishReason.ERROR, now, problem=problem)
         sound = [row for row in flight.rows if row.seq_id not in wrong]
         return [(row, token_id) for row in sound for token_id in tokens[row.seq_id]]
 
@@ -173,3 +174,10 @@ class Outcome:
             sequence.session, sequence.slot, sequence.num_output, (), bulks=bulks, progress=progress
         )
         self._roster.events.append(event)
+
+
+def problem_of(fault: SequenceFault) -> Problem:
+    """Return what the client is told: that its own fields cannot be met, or of a failure here."""
+    if fault.code:
+        return Problem("Unprocessable", fault.message, code=fault.code)
+    return Problem("Internal", fault.message, code="sequence_fault")

@@ -9,7 +9,7 @@ import msgspec
 
 from engine_core.scheduling.draft import Flight
 from engine_core.scheduling.sequence import TokenEvent
-from protos.worker import Logprobs, StepResult
+from protos.worker import Logprobs, SequenceFault, StepResult
 
 
 def is_plain(flight: Flight, result: StepResult) -> bool:
@@ -31,19 +31,23 @@ def tokens_by_row(result: StepResult) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def failures(flight: Flight, result: StepResult) -> dict[int, str]:
+def failures(flight: Flight, result: StepResult) -> dict[int, SequenceFault]:
     """Return why a row is not to be trusted, by seq_id: a fault, or not what it was to bring."""
-    wrong = {fault.seq_id: fault.message for fault in result.faults}
+    wrong = {fault.seq_id: fault for fault in result.faults}
+
+    def note(seq_id: int, message: str) -> None:
+        wrong.setdefault(seq_id, SequenceFault(seq_id, message))
+
     tokens = tokens_by_row(result)
     for row in flight.rows:
         got = len(tokens.get(row.seq_id, ()))
         most = 1 + flight.guesses.get(row.seq_id, 0)
         if not 1 <= got <= most:
-            wrong.setdefault(row.seq_id, f"the worker returned {got} tokens, not 1 to {most}")
+            note(row.seq_id, f"the worker returned {got} tokens, not 1 to {most}")
     embedded = {bulk.key for bulk in result.bulks if bulk.embedding}
     for row in flight.embeds:
         if row.seq_id not in embedded:
-            wrong.setdefault(row.seq_id, "the worker returned no embedding")
+            note(row.seq_id, "the worker returned no embedding")
     return wrong
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from protos.common_pb2 import ErrorDetail
 from tests.api_gateway.conftest import in_process, running, until
@@ -46,6 +47,34 @@ async def test_templates_and_counts(client: httpx.AsyncClient, fake: FakeTokeniz
         assert counted.json()["input_tokens"] == count
     lost = await client.post("/tokenize", json={"prompt": "a", "model": "other"})
     assert lost.status_code == 404
+
+
+@pytest.mark.parametrize("prompt", [[1_000_000], ["a", ""]])
+async def test_what_no_completion_takes_is_not_counted(
+    client: httpx.AsyncClient, prompt: Any
+) -> None:
+    body = completion(prompt=prompt)
+    reply = await client.post("/v1/completions/input_tokens", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "prompt") and "prompt" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("add_generation_prompt", True),
+        ("continue_final_message", True),
+        ("chat_template_kwargs", {}),
+        ("tools", []),
+        ("add_special_tokens", True),
+    ],
+)
+async def test_fields_of_the_other_form_are_refused(
+    client: httpx.AsyncClient, name: str, value: Any
+) -> None:
+    form = {"messages": SAID} if name == "add_special_tokens" else {"prompt": "a"}
+    reply = await client.post("/tokenize", json={**form, name: value})
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == name
 
 
 async def test_the_state_of_a_request(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
@@ -48,6 +49,39 @@ async def test_a_part_of_a_vector_has_length_one_again(
     assert raw == list(VECTOR)
     refused = await client.post(URL, json=embedding(dimensions=4))
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "dimensions"
+
+
+async def test_many_inputs_go_down_a_part_at_a_time(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = None
+    task = asyncio.create_task(client.post(URL, json=embedding(input=["a"] * 2048)))
+    most = 0
+    for done in range(2048):
+        stream, slot = await asyncio.wait_for(fake.arrivals.get(), 5)
+        most = max(most, len(stream.requests))
+        if done % 256 == 255:  # all that may be under way
+            await asyncio.sleep(0.01)
+            assert fake.arrivals.empty() and len(stream.requests) == 256
+            for one in list(stream.requests):
+                embed(stream, one)
+    reply = (await task).json()
+    assert [row["index"] for row in reply["data"]] == list(range(2048)) and most <= 256
+
+
+async def test_inputs_that_have_not_begun_survive_a_tokenizer(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = None
+    task = asyncio.create_task(client.post(URL, json=embedding(input=["a"] * 300)))
+    for _ in range(256):
+        stream, slot = await asyncio.wait_for(fake.arrivals.get(), 5)
+    for one in list(stream.requests)[:100]:
+        embed(stream, one)
+    fake.script = embed
+    stream.break_off()
+    reply = await asyncio.wait_for(task, 10)
+    assert reply.status_code == 200 and len(reply.json()["data"]) == 300
 
 
 async def test_every_input_goes_down_the_line(

@@ -63,6 +63,26 @@ async def test_what_is_no_http_is_400(served: Served, junk: bytes) -> None:
     assert status == b"400" and error["code"] == "invalid_http" and error["request_id"]
 
 
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
+@pytest.mark.parametrize("cut", [0, 1, 30, 40])
+async def test_an_offer_of_http_2_is_ignored(served: Served, name: bytes, cut: int) -> None:
+    """As Java's client makes it with a body behind, in one packet or in many."""
+    _, http = served
+    body = json.dumps(completion()).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + H2C % name
+    whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    size = cut or len(whole)
+    pieces = [whole[first : first + size] for first in range(0, len(whole), size)]
+    if cut == 40:  # the name itself comes in two
+        middle = whole.index(name) + 3
+        pieces = [whole[:middle], whole[middle:]]
+    reply = await talk(http, *pieces)
+    assert reply.startswith(b"HTTP/1.1 200 ") and b'"text_completion"' in reply
+
+
 async def test_a_long_body_is_no_head_and_a_connection_serves_again(served: Served) -> None:
     _, http = served
     for _ in range(3):

@@ -124,7 +124,7 @@ async def test_the_samplers_trace(client: httpx.AsyncClient, fake: FakeTokenizer
 
 def prompted(stream: Stream, slot: int) -> None:
     stream.start(slot, 3)
-    stream.prompt_logprobs(slot, "b")
+    stream.prompt_logprobs(slot, "a", "b", first=0)
     stream.prompt_logprobs(slot, "b", "cd")  # a replay repeats what is known
     stream.token(slot, "ef", logprob=-0.25)
     stream.finish(slot)
@@ -165,6 +165,35 @@ async def test_echo_with_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer
     assert shown["token_logprobs"] == [None, -1.0, -2.0, -0.25]
     assert shown["text_offset"] == [0, 1, 2, 4]
     assert shown["top_logprobs"][0] is None and shown["top_logprobs"][1] == {"~": -0.5, "b": -1.0}
+
+
+async def test_the_first_token_of_an_echo_is_its_own(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """A character that two tokens share shows as U+FFFD in both."""
+
+    def cut(stream: Stream, slot: int) -> None:
+        stream.start(slot, 4)
+        stream.prompt_logprobs(slot, "h", "\ufffd", "\ufffd", "llo", first=0)
+        stream.token(slot, "!", logprob=-0.25)
+        stream.finish(slot)
+
+    fake.script = cut
+    body = completion(prompt="héllo", echo=True, logprobs=1)
+    shown = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
+    assert shown["tokens"] == ["h", "\ufffd", "\ufffd", "llo", "!"]
+    assert shown["text_offset"] == [0, 1, 2, 3, 6] and shown["token_logprobs"][0] is None
+
+
+async def test_stop_id_0_is_told(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def stop(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "a")
+        stream.finish(slot, stop_token_id=0)
+
+    fake.script = stop
+    body = completion(stop_token_ids=[0])
+    assert (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["stop_reason"] == 0
 
 
 async def test_usage_is_told_when_a_stream_ends_badly(

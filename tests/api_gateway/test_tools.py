@@ -114,6 +114,32 @@ async def sent(client: httpx.AsyncClient, fake: FakeTokenizer, **more: Any) -> t
     return json.loads(tools) if tools else None, request.text.grammar
 
 
+async def test_the_template_sees_tools_in_the_order_that_models_were_trained_on(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(W)
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "b": 1, "a": 2}}
+    for given in ({"type": "function", "function": function}, {"function": function}):
+        await client.post(URL, json=chat(tools=[given]))
+        seen = fake.streams[-1].requests_seen
+        text = seen[max(seen)].chat.tools_json.decode()
+        assert text == json.dumps([{"type": "function", "function": function}]).replace(" ", "")
+
+
+async def test_whole_numbers_of_any_size_reach_the_template_and_the_grammar(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(W)
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 10**30}}}
+    big = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    tools, grammar = await sent(client, fake, tools=[big], tool_choice="required")
+    assert tools == [big] and str(10**30) in grammar.text
+    asked = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    }
+    assert str(10**30) in (await sent(client, fake, **asked))[1].text
+
+
 async def test_the_template_sees_tools_unless_none_may_be_called(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

@@ -251,9 +251,13 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
         self.converted.append(request)
         kind = request.WhichOneof("input")
         if kind == "token_ids":
-            return ConvertReply(
-                text="".join(chr(k % 0xD800) for k in array("I", request.token_ids))
-            )
+            ids = array("I", request.token_ids)
+            if max(ids, default=0) >= 1_000_000:
+                message = f"tokens has token id {max(ids)}"
+                detail = ErrorDetail(kind="InvalidRequest", message=message, param="tokens")
+                return ConvertReply(error=detail)
+            text = "".join(chr(k % 0xD800) for k in ids)
+            return ConvertReply(text=text, token_ids=request.token_ids)
         text = request.text
         if kind == "chat":
             messages = json.loads(request.chat.messages_json)

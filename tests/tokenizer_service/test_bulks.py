@@ -10,6 +10,7 @@ from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
 from protos.tokenizer_pb2 import TextOptions
 from tests.support.fake_engine import FakeLink, finish
 from tests.tokenizer_service.stage import Build, Stage, request, until
+from tokenizer_service.columns import unpack
 
 
 def prompt_rows(slot: int, *indexes: int) -> Bulk:
@@ -39,6 +40,17 @@ async def test_prompt_logprobs_get_texts_and_come_once(build: Build) -> None:
     first, second = rows[0].entries
     assert (first.token, first.token_bytes, first.logprob) == ("H", b"H", -1.0)
     assert (second.token, second.token_bytes) == ("\ufffd", b"\xe4")
+
+
+async def test_the_first_token_of_a_prompt_comes_for_its_text(build: Build) -> None:
+    stage = build()
+    await stage.submit(5, limits=Limits(prompt_logprobs=1))
+    first = unpack(stage.link.adds[0].prompt_token_ids)[0]
+    stage.pipeline.on_bulk(stage.link, prompt_rows(0, 1, 2))
+    stage.pipeline.on_bulk(stage.link, prompt_rows(0, 1, 2, 3))
+    rows = [row for bulk in stage.gateway.bulks for row in bulk.prompt_tokens.logprobs]
+    assert [row.index for row in rows] == [0, 1, 2, 3]
+    assert [entry.token_id for entry in rows[0].entries] == [first]
 
 
 async def test_an_embedding_needs_no_text(build: Build) -> None:

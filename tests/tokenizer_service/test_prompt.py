@@ -145,14 +145,20 @@ async def test_raw_prompts_recognise_special_tokens(executor: ThreadPoolExecutor
     assert num_special(prompt) == 1
 
 
-async def test_tool_arguments_reach_templates_as_objects(executor: ThreadPoolExecutor) -> None:
-    call = {"function": {"name": "f", "arguments": '{"a":1}'}}
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [('{"a":1}', '{"a": 1}'), (f'{{"a":{10**30}}}', f'{{"a": {10**30}}}'), ("", "{}")],
+)
+async def test_tool_arguments_reach_templates_as_objects(
+    executor: ThreadPoolExecutor, arguments: str, wanted: str
+) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
     prompt = (
         await builder(executor, ARGUMENTS_TEMPLATE).build(
             chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
         )
     ).token_ids
-    assert text_of(prompt) == '{"a": 1}'
+    assert text_of(prompt) == wanted
 
 
 async def test_templates_that_join_arguments_get_strings(executor: ThreadPoolExecutor) -> None:

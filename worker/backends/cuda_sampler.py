@@ -18,6 +18,7 @@ from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_recipes import Recipe, Structs, draws_of, edits_of, recipe_of
 from worker.backends.gpu import Arena, Array, Gpu, Mark, Reading, captured
+from worker.errors import NothingLeft
 from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
 from worker.rows import Row
@@ -230,7 +231,7 @@ class CudaSampler:
             elif token == NOT_FINITE:
                 out.append(Drawn(row, fault="the model's logits are not finite"))
             else:
-                out.append(Drawn(row, fault="every token is forbidden"))
+                out.append(Drawn(row, fault="every token is forbidden", code=NothingLeft.code))
         return out
 
 

@@ -158,6 +158,15 @@ def test_a_fault_among_guesses_ends_its_row() -> None:
     scheduler, _ = guessing(1)
     (event,) = scheduler.apply(StepResult(2, faults=(SequenceFault(1, "bad row"),)), 0.0)
     assert event.finish is not None and event.finish.error_message == "bad row"
+    assert event.finish.error_kind == "Internal"
+
+
+def test_a_request_that_leaves_nothing_to_draw_is_told_so() -> None:
+    scheduler, _ = guessing(1)
+    fault = SequenceFault(1, "every token is forbidden", "no_token_left")
+    (event,) = scheduler.apply(StepResult(2, faults=(fault,)), 0.0)
+    assert event.finish is not None
+    assert (event.finish.error_kind, event.finish.error_code) == ("Unprocessable", "no_token_left")
 
 
 def test_blocks_reserved_for_guesses_are_used_by_later_tokens() -> None:

@@ -118,6 +118,7 @@ def test_masks_that_leave_nothing_are_a_fault_that_names_the_stage() -> None:
     bad = row((1,), 4, allowed_token_ids=columns([2]), bad_words=[columns([2])])
     drawn = Sampler(4).sample(logits, [bad, row((1,), 4)])
     assert drawn[0].fault == "every token is forbidden, the last ones by bad_words"
+    assert (drawn[0].code, drawn[1].code) == ("no_token_left", "")
     assert drawn[1].fault == ""
 
 
