@@ -29,7 +29,7 @@ DRAIN_S = 3.0
 JOIN_TIMEOUT_S = 900.0
 """From lease to ready: a large model is read and warmed up in it."""
 WORKER_TIMEOUT_S = 10.0
-"""A worker that is silent for longer loses its replica; it speaks four times a second."""
+"""A worker or a scheduler that is silent for longer loses its replica; both speak often."""
 
 
 async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:

@@ -37,6 +37,9 @@ from protos.worker import (
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.0
+WATCH_INTERVAL_S = 0.5
+MAX_WATCH_GAP_S = 2.0
+"""Looks at the schedulers further apart than this mean that the front itself has slept."""
 
 
 class Listener(NamedTuple):
@@ -73,6 +76,8 @@ class Registry:
         self._is_closing = False
         self._model_hash = ""
         self._next_number = 1
+        self._looked_at = self._awake_since = fleet.clock()
+        self._watching = asyncio.create_task(self._watch())
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────
 
@@ -194,6 +199,22 @@ class Registry:
             case ReplicaLost():
                 self._lose(replica, message.reason)
 
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            self.lose_silent()
+
+    def lose_silent(self) -> None:
+        """Lose each replica that is up and whose process says nothing: hung, or stopped."""
+        now = self._fleet.clock()
+        if now - self._looked_at > MAX_WATCH_GAP_S:  # what they said meanwhile is still unread
+            self._awake_since = now
+        self._looked_at = now
+        for replica in self._fleet.ready():
+            silence_s = now - max(replica.heard_at, self._awake_since)
+            if silence_s > self._config.worker_timeout_s:
+                self._lose(replica, f"its scheduler has been silent for {silence_s:.1f} s")
+
     def _lose(self, replica: Replica, reason: str) -> None:
         """Declare a replica lost, once, and have its task end its process."""
         if replica.phase is Phase.LOST:
@@ -211,6 +232,7 @@ class Registry:
     async def close(self) -> None:
         """End all scheduler processes and the door."""
         self._is_closing = True
+        self._watching.cancel()
         self._door.close()
         for process in self._processes.values():
             end(process)

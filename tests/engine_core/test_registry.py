@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -113,3 +114,40 @@ async def test_a_killed_scheduler_is_missed_and_replaced() -> None:
         await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
         await served(caller, 2)
         new.die()
+
+
+async def test_a_stopped_scheduler_is_lost_and_killed() -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        worker.gate.clear()
+        await caller.add(1, [1], max_tokens=50)
+        await caller.until(lambda: stack.fleet.replicas[1].num_live == 1)
+        (process,) = stack.registry._processes.values()
+        os.kill(process.pid, signal.SIGSTOP)
+        let_pass(stack, 12)
+        finish = await caller.ended(1)
+        assert finish.error.code == "replica_lost"
+        assert "its scheduler has been silent for 1" in finish.error.message
+        assert await process.wait() == -signal.SIGKILL
+        worker.gate.set()
+        worker.die()
+
+
+async def test_a_front_that_slept_itself_loses_no_replica() -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        let_pass(stack, 60, at_once=True)
+        await served(caller, 1)
+        assert [*stack.fleet.replicas] == [1]
+        worker.die()
+
+
+def let_pass(stack: Stack, seconds: int, *, at_once: bool = False) -> None:
+    """Move the front's clock while nothing is heard; it looks every second, or at the end only."""
+    for passed in range(1, seconds + 1):
+        stack.fleet.clock = lambda ahead=passed: time.monotonic() + ahead
+        if not at_once:
+            stack.registry.lose_silent()
+    stack.registry.lose_silent()
