@@ -49,8 +49,8 @@ class Fields:
             return default
         if value is None:
             raise self.missing(field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(field, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise self.error(field, value, "a positive integer below 2**31")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
@@ -59,8 +59,8 @@ class Fields:
         if value is None:
             raise self.missing(field)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < float("inf"):
-            raise self.error(field, value, "a positive number")
+        if not is_number or not 0 < value < 1e300:
+            raise self.error(field, value, "a positive number below 1e300")
         return float(value)
 
     def text(self, field: str) -> str:
@@ -97,7 +97,7 @@ def read_object(path: Path, may_lack: bool = False) -> Fields:
         if may_lack and isinstance(error, FileNotFoundError):
             return Fields(path, {})
         raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path}: is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ModelFolderError(f"{path}: expected an object, got {type(raw).__name__}")

@@ -48,10 +48,13 @@ def running(args: argparse.Namespace) -> RunState:
 
 def check_model_folder(folder: Path) -> None:
     """Raise CommandError unless `folder` looks like a model folder."""
-    if not folder.is_dir():
-        raise CommandError(f"no model folder at {folder}")
-    if not (folder / "config.json").is_file():
-        raise CommandError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        if not folder.is_dir():
+            raise CommandError(f"no model folder at {folder}")
+        if not (folder / "config.json").is_file():
+            raise CommandError(f"{folder} is not a model folder: it has no config.json")
+    except OSError as error:  # before Python 3.12 a folder of others is no "no"
+        raise CommandError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def check_length(asked: int, folder: Path) -> None:

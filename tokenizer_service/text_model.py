@@ -162,7 +162,12 @@ def load_text_model(
 
 
 def all_eos_ids(folder: ModelFolder, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the folder's EOS ids and that of the tokenizer's eos_token, as vLLM unites them."""
+    """Return the folder's EOS ids and that of the tokenizer's eos_token, as vLLM unites them.
+
+    A tokenizer may have more tokens than the model: what the model cannot draw ends nothing.
+    """
     text = (folder.token_texts or {}).get("eos_token")
     named = tokenizer.id_of(text) if tokenizer is not None and text is not None else None
-    return folder.eos_token_ids | (frozenset() if named is None else {named})
+    if named is None or 0 < folder.vocab_size <= named:
+        return folder.eos_token_ids
+    return folder.eos_token_ids | {named}

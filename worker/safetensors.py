@@ -88,7 +88,7 @@ def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
 def _parse(path: Path, header: bytes, size: int) -> dict[str, Tensor]:
     try:
         entries = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path}: header is not JSON: {error}") from error
     if not isinstance(entries, dict):
         raise ModelFolderError(f"{path}: header is not an object")
@@ -104,7 +104,7 @@ def _tensor(path: Path, name: str, entry: Any, first_byte: int, size: int) -> Te
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         start, stop = (first_byte + int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelFolderError(f"{path}: tensor {name}: malformed entry {entry!r}") from error
     if dtype not in ITEM_BYTES:
         raise ModelFolderError(

@@ -79,13 +79,16 @@ class FolderWeights:
 
 
 def _open(folder: Path) -> dict[str, SafetensorsFile]:
-    """Return the file that holds each tensor."""
+    """Return the file that holds each tensor.
+
+    One file beside an index is what counts, as in transformers: saving again leaves the old index.
+    """
+    if (folder / SINGLE).exists():
+        file = SafetensorsFile(folder / SINGLE)
+        return dict.fromkeys(file.tensors, file)
     if (folder / INDEX).exists():
         return _open_shards(folder, folder / INDEX)
-    if not (folder / SINGLE).exists():
-        raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
-    file = SafetensorsFile(folder / SINGLE)
-    return dict.fromkeys(file.tensors, file)
+    raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
 
 
 def _open_shards(folder: Path, index: Path) -> dict[str, SafetensorsFile]:
@@ -106,7 +109,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ModelFolderError(f"{index}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFolderError(f"{index}: has no object weight_map of tensor → shard") from error
 
 

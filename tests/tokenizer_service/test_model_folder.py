@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from common.model_folder import ModelFolderError
+from tests.support.tiny_model import write_tokenizer
 from tokenizer_service.model_folder import read_model_folder
+from tokenizer_service.text_model import all_eos_ids
+from tokenizer_service.tokenizer import load_tokenizer
 
 
 def folder(path: Path, **files: Any) -> Path:
@@ -24,6 +27,16 @@ def test_eos_is_a_number_a_list_or_the_configs(tmp_path: Path, value: Any, ids: 
     generation = {} if value is None else {"eos_token_id": value}
     folder(tmp_path, config={"eos_token_id": 9}, generation_config=generation)
     assert read_model_folder(tmp_path).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(("vocab_size", "ids"), [(256, {9}), (258, {9, 257})])
+def test_an_eos_token_beyond_the_model_ends_nothing(
+    tmp_path: Path, vocab_size: int, ids: set[int]
+) -> None:
+    write_tokenizer(tmp_path)  # its eos_token is 257
+    folder(tmp_path, config={"eos_token_id": 9, "vocab_size": vocab_size})
+    found = read_model_folder(tmp_path)
+    assert all_eos_ids(found, load_tokenizer(found)) == ids
 
 
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:

@@ -117,6 +117,27 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: 
 INDEX = "model.safetensors.index.json"
 
 
+def weights_of(folder: Path) -> FolderWeights:
+    return FolderWeights(folder, shapes(read_config(folder), Wiring(qkv_bias=True)))
+
+
+def test_one_file_counts_beside_an_index_of_before(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", num_shards=3)
+    write_folder(tmp_path / "m", seed=1)
+    again = write_folder(tmp_path / "n", seed=1)
+    assert (folder / INDEX).exists()
+    assert weights_of(folder).fingerprint() == weights_of(again).fingerprint()
+
+
+def index_is_a_folder(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    (folder / INDEX).mkdir()
+
+
+def endless_index(folder: Path) -> None:
+    (folder / INDEX).write_text("[" * 100_000)
+
+
 def missing_shard(folder: Path) -> None:
     (folder / "model-00002-of-00003.safetensors").unlink()
 
@@ -145,6 +166,8 @@ def no_weight_map(folder: Path) -> None:
         (shard_outside, [INDEX, "../model.safetensors"]),
         (tensor_in_another_shard, [NORM, "missing", INDEX]),
         (no_weight_map, [INDEX, "weight_map"]),
+        (index_is_a_folder, [INDEX, "cannot be read"]),
+        (endless_index, [INDEX, "weight_map"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -180,10 +203,7 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
 
 def test_the_hash_tells_folders_apart(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: int) -> str:
-        folder = write_folder(tmp_path / name, **changes)
-        return FolderWeights(
-            folder, shapes(read_config(folder), Wiring(qkv_bias=True))
-        ).fingerprint()
+        return weights_of(write_folder(tmp_path / name, **changes)).fingerprint()
 
     assert fingerprint("a") == fingerprint("b")
     assert len({fingerprint("a"), fingerprint("c", seed=1), fingerprint("d", vocab_size=97)}) == 3

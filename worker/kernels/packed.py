@@ -169,7 +169,7 @@ def pack_weight(
 ) -> PackedWeight:
     """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them."""
     if any(weight.shape[0] % PANEL for weight in weights[:-1]):
-        weights = [np.concatenate(weights)]  # no part but the last may end inside a panel
+        weights = [joined(weights)]  # no part but the last may end inside a panel
     packed, scales = aligned_bytes(shape.weight_bytes), aligned_bytes(shape.scale_bytes)
     first = 0
     for weight in map(np.ascontiguousarray, weights):
@@ -188,15 +188,22 @@ def pack_weight(
     return PackedWeight(shape, packed, scales, pack_bias(biases, shape))
 
 
+def joined(weights: Sequence[Stored]) -> Stored:
+    """Stack weights; those of several dtypes as float32, for bfloat16 is no number to NumPy."""
+    if len({weight.dtype for weight in weights}) > 1:
+        weights = [to_float32(weight) for weight in weights]
+    return np.concatenate(weights)
+
+
 def pack_bias(biases: Sequence[Stored], shape: Shape) -> Floats | None:
     """Return biases as float32, filled up to whole panels; raise KernelError."""
     if not biases:
         return None
-    joined = np.concatenate([to_float32(bias) for bias in biases])
-    if joined.shape != (shape.num_outputs,):
-        raise KernelError(f"linear: bias has shape {joined.shape}, expected ({shape.num_outputs},)")
+    whole = np.concatenate([to_float32(bias) for bias in biases])
+    if whole.shape != (shape.num_outputs,):
+        raise KernelError(f"linear: bias has shape {whole.shape}, expected ({shape.num_outputs},)")
     bias = np.zeros(shape.padded_outputs, F32)
-    bias[: shape.num_outputs] = joined
+    bias[: shape.num_outputs] = whole
     return bias
 
 

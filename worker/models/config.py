@@ -106,9 +106,10 @@ def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: in
 
 
 def _dtype(fields: Fields) -> str:
-    value = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    name = "dtype" if fields.get("dtype") else "torch_dtype"
+    value = fields.get(name) or "float32"
     if value not in DTYPES:
-        raise fields.error("dtype", value, ", ".join(DTYPES))
+        raise fields.error(name, value, ", ".join(DTYPES))
     return str(value)
 
 

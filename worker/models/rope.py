@@ -35,6 +35,7 @@ class Rope:
 def read_rope(config: Fields, head_dim: int) -> Rope:
     """Take the rotary positions out of a config; raise ModelFolderError that names the field."""
     scaling = config.inside("rope_parameters") or config.inside("rope_scaling")
+    _refuse_two(config)
     theta = _theta(config, DEFAULT_THETA)
     _refuse_partial(config)
     if scaling is None:
@@ -48,6 +49,13 @@ def read_rope(config: Fields, head_dim: int) -> Rope:
     for name in sorted(scaling.names() - KNOWN):
         raise scaling.error(name, scaling.get(name), "absent")
     return KINDS[kind](scaling, _plain(theta, head_dim), theta, config)
+
+
+def _refuse_two(config: Fields) -> None:
+    """Refuse two places that say different things: the newer name, and the older one."""
+    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    if newer and older and newer != older:
+        raise config.error("rope_scaling", older, "absent beside rope_parameters")
 
 
 def _theta(place: Fields, default: float) -> float:

@@ -111,6 +111,12 @@ def test_weights_of_any_dtype_and_parts_of_any_size_are_stacked() -> None:
     apart = [linear(x, part, form=Format.F16) for part in parts]
     assert np.array_equal(stacked, np.concatenate(apart, axis=1))
     halves = (floats(16, 40).view(np.uint32) >> 16).astype(np.uint16)
+    mixed = [halves[:7], floats(5, 40, seed=2), floats(3, 40, seed=3).astype(np.float16)]
+    ops = backend(weights=Format.F32)
+    packed = ops.pack_linear(mixed)
+    stacked = compute(ops, lambda: ops.linear(given(x), packed), batch_of(3))
+    whole = np.concatenate([to_float32(part) for part in mixed])
+    assert np.array_equal(stacked, linear(x, whole, form=Format.F32))
     same = linear(x, to_float32(halves), form=Format.BF16)
     assert np.array_equal(linear(x, halves, form=Format.BF16), same)
 

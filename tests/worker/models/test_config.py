@@ -82,8 +82,34 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    field = next(iter(change)).replace("torch_dtype", "dtype")
+    field = next(iter(change))
     with pytest.raises(ModelFolderError, match=f"config.json: {field}"):
+        read(tmp_path, **change)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_two_places_of_the_rope_may_not_say_different_things(tmp_path: Path) -> None:
+    plain = {"rope_type": "default", "rope_theta": 10000}
+    with pytest.raises(ModelFolderError, match=r"config.json: rope_scaling is .* absent beside"):
+        read(tmp_path, rope_parameters=plain, rope_scaling=YARN)
+    once = read(tmp_path, rope_parameters=YARN)
+    assert read(tmp_path, rope_parameters=YARN, rope_scaling=YARN) == once
+    assert read(tmp_path, rope_parameters=YARN, rope_scaling={}) == once
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"torch_dtype": "float64"}, "torch_dtype is 'float64'"),
+        ({"torch_dtype": None, "dtype": "float64"}, ": dtype is 'float64'"),
+        ({"hidden_size": 10**400}, "allowed: a positive integer below"),
+        ({"rope_theta": 10**400}, "allowed: a positive number below"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelFolderError, match=words):
         read(tmp_path, **change)
 
 
