@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,6 +105,18 @@ class Gateway:
                 await self._ticking
         await self.clients.close()
 
+    def drain(self, leave: Callable[[], None]) -> None:
+        """Say first that we go, refuse newcomers and call `leave` then, end all streams at last."""
+
+        def shut() -> None:
+            self.admission.is_draining = True
+            leave()
+
+        self.admission.is_leaving = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(NOT_READY_FIRST_S, shut)
+        loop.call_later(FINISH_WITHIN_S, self.watch.end_all)
+
 
 def keys_of(settings: Settings) -> KeyFile | OpenDoor:
     if settings.api_key_file:
@@ -134,16 +147,10 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
     async def when_started() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, drain)
+            loop.add_signal_handler(number, gateway.drain, server.leave)
         gc.collect()
         gc.freeze()
         log.info("serving", extra={"port": sock.getsockname()[1]})
-
-    def drain() -> None:
-        loop = asyncio.get_running_loop()
-        gateway.admission.is_draining = True
-        loop.call_later(NOT_READY_FIRST_S, server.leave)
-        loop.call_later(FINISH_WITHIN_S, gateway.watch.end_all)
 
     server = Server(configure(gateway.app(when_started)))
     await server.serve(sockets=[sock])

@@ -22,6 +22,8 @@ class Admission:
         self._gap_s = 1.0  # moving mean of the time between two ends
         self._last_end_s: float | None = None
         self.num_active = 0
+        self.is_leaving = False
+        """/ready says no, so that balancers look elsewhere; who still comes is served."""
         self.is_draining = False
 
     @contextmanager

@@ -41,7 +41,7 @@ class Health:
 
     def reasons(self) -> list[str]:
         """Return why a request would not be served now; empty = ready. Any thread may ask."""
-        if self._admission.is_draining:
+        if self._admission.is_leaving or self._admission.is_draining:
             return ["the gateway is shutting down"]
         if not self._clients.links():
             return [f"no tokenizer is connected ({self._clients.tokenizers})"]

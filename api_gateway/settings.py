@@ -49,4 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(description="a silent stream gets a comment this often", gt=0)
     ] = 15.0
     lenient: Annotated[bool, Meta(description="ignore unknown request fields")] = False
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
+    ] = "info"

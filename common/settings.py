@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+SERVICES = ("gateway", "tokenizer", "engine", "worker")
 S = TypeVar("S", bound=msgspec.Struct)
 
-ADDRESS = r"[^\s,]+:\d{1,5}"
+ADDRESS = r"[^\s,]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
 """Patterns of fields that name host:port, and several of them."""
 
@@ -66,6 +67,8 @@ def from_file(path: str, service: str) -> dict[str, Any]:
         return {}
     try:
         sections = yaml.safe_load(_text("MILLRACE_CONFIG", path)) or {}
+        if unknown := sorted({str(name) for name in sections} - {*SERVICES, service}):
+            raise ValueError(f"unknown sections {unknown}; known: {', '.join(SERVICES)}")
         return dict(sections.get(service) or {})
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise SettingsError(

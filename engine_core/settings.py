@@ -60,4 +60,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_timeout_s: Annotated[
         float, Meta(description="a step older than this loses its replica", gt=0)
     ] = 30.0
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
+    ] = "info"

@@ -93,8 +93,9 @@ class Sandbox:
             raise Overrun("used more memory or processor time than it may") from None
 
     async def _child(self) -> Process:
-        if self._process is not None:
+        if self._process is not None and not has_ended(self._process):
             return self._process
+        await self._kill()  # one that was killed while it idled is no fault of this request
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module, str(int(self._timeout_s) + 1)),
@@ -120,6 +121,17 @@ class Sandbox:
             process.stdin.close()
         code = await process.wait()
         log.info("sandbox ended", extra={"child": self._module, "exit_code": code})
+
+
+def has_ended(child: Process) -> bool:
+    """Ask the kernel: the event loop may not have noticed yet. Leaves the status to be read."""
+    if child.returncode is not None:
+        return True
+    try:
+        status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # its status has been read already
+        return True
+    return status is not None
 
 
 async def exchange(child: Process, message: bytes) -> bytes:

@@ -33,4 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replay_timeout_s: Annotated[
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)
     ] = 60.0
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
+    ] = "info"

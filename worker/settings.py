@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_dtype: Annotated[
         str,
         Meta(
-            description="type of keys and values, auto = bfloat16 with weights of 16 bits or fewer",
+            description="type of keys and values, auto = bfloat16 for models in bfloat16",
             pattern="^(auto|bfloat16|float32)$",
         ),
     ] = "auto"
@@ -75,4 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "127.0.0.1"
     )
     metrics_port: Annotated[int, Meta(description="their port, 0 = any", ge=0, le=65535)] = 7301
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
+    ] = "info"

@@ -6,7 +6,7 @@ import pytest
 
 from api_gateway.admission import Admission
 from common.errors import Overloaded, Unavailable
-from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -33,6 +33,19 @@ def test_retry_after_follows_the_pace_of_the_ends() -> None:
     with admission.enter(), pytest.raises(Overloaded) as full, admission.enter():
         raise AssertionError
     assert full.value.retry_after_s == pytest.approx(8.0, abs=0.1)
+
+
+async def test_ready_says_no_before_requests_are_refused(fake: FakeTokenizer) -> None:
+    async with running(fake.address) as gateway:
+        await until(lambda: not gateway.health.reasons())
+        left = asyncio.Event()
+        gateway.drain(left.set)
+        assert gateway.health.reasons() == ["the gateway is shutting down"]
+        with gateway.admission.enter():
+            pass
+        await asyncio.wait_for(left.wait(), 10)
+        with pytest.raises(Unavailable), gateway.admission.enter():
+            raise AssertionError
 
 
 async def test_too_many_at_once_are_429_and_come_back_later(fake: FakeTokenizer) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import pytest
 
-from common.settings import SettingsError, load
+from common.settings import ADDRESSES, SettingsError, load
 
 
 class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,7 +19,7 @@ class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def test_later_sources_win(tmp_path: Path) -> None:
     config = tmp_path / "m.yaml"
-    config.write_text("door: {port: 1, host: yaml}\nother: {x: 1}\n")
+    config.write_text("door: {port: 1, host: yaml}\nworker: {x: 1}\n")
     environ = {"MILLRACE_CONFIG": str(config), "MILLRACE_DOOR_PORT": "2"}
     assert load(Door, "door", [], {}) == Door()
     assert load(Door, "door", [], environ) == Door(port=2, host="yaml")
@@ -68,3 +69,19 @@ def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, content: str | N
 def test_a_secret_whose_file_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="MILLRACE_DOOR_SECRET_FILE: .*none cannot be read"):
         load(Door, "door", [], {"MILLRACE_DOOR_SECRET_FILE": str(tmp_path / "none")})
+
+
+def test_an_unknown_section_of_the_file_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "m.yaml"
+    config.write_text("gatway: {port: 1}\n")
+    with pytest.raises(SettingsError, match=r"\['gatway'\]; known: gateway, tokenizer, engine"):
+        load(Door, "door", [], {"MILLRACE_CONFIG": str(config)})
+
+
+@pytest.mark.parametrize(
+    ("address", "is_good"),
+    [("h:0", True), ("h:7200", True), ("h:59999", True), ("h:65535", True), ("a:1, b:2", True),
+     ("h:65536", False), ("h:66000", False), ("h:99999", False), ("a:1, h:70000", False)],
+)  # fmt: skip
+def test_addresses_have_ports_that_exist(address: str, is_good: bool) -> None:
+    assert bool(re.search(ADDRESSES, address)) is is_good

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import zmq
@@ -146,8 +147,10 @@ async def test_a_front_that_slept_itself_loses_no_replica() -> None:
 
 def let_pass(stack: Stack, seconds: int, *, at_once: bool = False) -> None:
     """Move the front's clock while nothing is heard; it looks every second, or at the end only."""
-    for passed in range(1, seconds + 1):
-        stack.fleet.clock = lambda ahead=passed: time.monotonic() + ahead
-        if not at_once:
-            stack.registry.lose_silent()
-    stack.registry.lose_silent()
+    for passed in [seconds] if at_once else range(1, seconds + 1):
+        stack.fleet.clock = partial(clock_ahead, passed)
+        stack.registry.lose_silent()
+
+
+def clock_ahead(seconds: int) -> float:
+    return time.monotonic() + seconds
