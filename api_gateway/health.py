@@ -13,8 +13,12 @@ from typing import Any
 from api_gateway.admission import Admission
 from api_gateway.asgi import Call
 from api_gateway.clients import STALE_S, TextClients
+from api_gateway.metrics import FORGET_ENGINE_AFTER_S
+from protos.common_pb2 import EngineState
 
 SERVICE = "millrace"
+NO_ENGINE = "none"
+"""What a tokenizer that has no engine calls it."""
 
 
 def build_version() -> str:
@@ -45,7 +49,7 @@ class Health:
             return ["the gateway is shutting down"]
         if not self._clients.links():
             return [f"no tokenizer is connected ({self._clients.tokenizers})"]
-        states = self._clients.states()
+        states = self._heard()
         if not states:
             return ["no engine has been heard of"]
         now, reasons = self._clock(), []
@@ -59,6 +63,17 @@ class Health:
                 why = ", ".join(state.reasons) or "not ready"
                 reasons.append(f"engine {engine}: {why}")
         return reasons
+
+    def _heard(self) -> dict[str, tuple[EngineState, float]]:
+        """Return the engines but those that went long before the last one was heard of."""
+        states = self._clients.states()
+        last_s = max((heard_s for _, heard_s in states.values()), default=0.0)
+        found = {
+            k: heard for k, heard in states.items() if last_s - heard[1] < FORGET_ENGINE_AFTER_S
+        }
+        if any(k != NO_ENGINE and last_s - heard_s < STALE_S for k, (_, heard_s) in found.items()):
+            found.pop(NO_ENGINE, None)
+        return found
 
     def engines(self) -> list[dict[str, Any]]:
         now = self._clock()
@@ -74,7 +89,7 @@ class Health:
                 "kv_usage": round(state.kv_usage, 4),
                 "fingerprint": state.fingerprint,
             }
-            for engine, (state, heard_s) in sorted(self._clients.states().items())
+            for engine, (state, heard_s) in sorted(self._heard().items())
         ]
 
     async def live(self, call: Call) -> None:

@@ -71,6 +71,9 @@ async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     outcomes = await asyncio.gather(*(one(number) for number in range(args.requests)))
     wall_s = time.monotonic() - started
     good = [o for o in outcomes if o.ok]
+    if bad := [o for o in outcomes if not o.ok]:
+        said = f"status {bad[0].status} {bad[0].tail.decode(errors='replace').strip()}"
+        print(f"millrace bench: {url}: first failure: {said}", file=sys.stderr)
     gaps = [b - a for o in good for a, b in zip(o.arrivals, o.arrivals[1:], strict=False)]
     ttft = [o.ttft_s for o in good]
     return {
@@ -84,6 +87,13 @@ async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     }
 
 
+def positive(text: str) -> int:
+    """Return a count of at least 1; raise ValueError, which argparse tells."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 1 when any request failed."""
     parser = argparse.ArgumentParser(prog="millrace bench", description=__doc__.split("\n")[0])
@@ -91,9 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vs", help="a second server, measured right after with the same load")
     parser.add_argument("--model", help="served name (default: the first the server lists)")
     parser.add_argument("--key", default="", help="API key")
-    parser.add_argument("--streams", type=int, default=32, help="requests in flight")
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--streams", type=positive, default=32, help="requests in flight")
+    parser.add_argument("--requests", type=positive, default=128)
+    parser.add_argument("--max-tokens", type=positive, default=48)
     parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
     args = parser.parse_args(argv)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def project(args: argparse.Namespace) -> Project:
     """Return the project that the parsed arguments name."""
     folder = args.state or args.file.resolve().parent / ".millrace"
     return Project(file=args.file, state=StateFolder(folder.resolve()))
+
+
+def stop_command(args: argparse.Namespace) -> str:
+    """Return what stops the stack that the parsed arguments name."""
+    given = [
+        f" {option} {shlex.quote(str(value))}"
+        for option, value, usual in (
+            ("--file", args.file, HOME / "docker-compose.yml"),
+            ("--state", args.state, None),
+        )
+        if value != usual
+    ]
+    return "".join(["millrace down", *given])
 
 
 def running(args: argparse.Namespace) -> RunState:

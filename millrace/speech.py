@@ -1,8 +1,11 @@
-"""An answer in the terminal as it comes: thoughts apart from what is said."""
+"""A talk in the terminal: answers as they come, thoughts apart from what is said; what is typed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millrace.console import is_terminal
+from millrace.errors import CommandError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 MARK = "[thinks] "
@@ -35,3 +38,13 @@ class Speech:
 
     def _write(self, text: str) -> None:
         print(text, end="", flush=True)
+
+
+def typed(read: Callable[[], str]) -> str:
+    """Return what standard input holds; raise CommandError for what is no text."""
+    try:
+        text = read()
+        text.encode()  # bytes that are no text come as lone surrogates in some locales
+    except UnicodeError as error:
+        raise CommandError("standard input is not UTF-8 text") from error
+    return text

@@ -37,6 +37,16 @@ class ModelFolder:
     tokenizer_class: str = ""
 
 
+def name_of(path: Path, served_name: str) -> str:
+    """Return the name a model goes by: its folder's, unless told.
+
+    A path that is told stands for the folder at its end: a compose file knows no other name.
+    """
+    if served_name.startswith(("/", "./", "../", "~")):
+        return Path(served_name).name
+    return served_name or path.resolve().name
+
+
 def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
     """Read every file that is there; raise ModelFolderError that names the file and the field."""
     if not path.is_dir():
@@ -49,7 +59,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
     eos_home = text_config if generation.get("eos_token_id") is None else generation
     return ModelFolder(
         path=path,
-        name=served_name or path.resolve().name,
+        name=name_of(path, served_name),
         created_s=int(path.stat().st_mtime),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids(eos_home, vocab_size),

@@ -104,7 +104,7 @@ class Convert:
                     replies.append(await self._calls.convert(asked))
                 except InvalidRequest as error:
                     message = error.message.replace("tokens", "prompt", 1)
-                    raise refuse(message, "prompt", error.code) from error
+                    raise InvalidRequest(message, param="prompt", code=error.code) from error
                 if not replies[-1].token_ids:
                     raise refuse("the prompt is empty", "prompt")
             await self._reply_count(call, replies)

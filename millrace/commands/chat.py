@@ -9,7 +9,7 @@ from typing import Any
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.project import add_server_arguments, server
-from millrace.speech import Speech
+from millrace.speech import Speech, typed
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
 
@@ -49,7 +49,7 @@ def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:
 
 def _question() -> str | None:
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return typed(lambda: input("> " if sys.stdin.isatty() else "")).strip()
     except EOFError:
         return None
 

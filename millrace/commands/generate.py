@@ -13,7 +13,7 @@ from millrace.errors import CommandError
 from millrace.llm import LLM
 from millrace.params import SamplingParams
 from millrace.prompts import Prompt
-from millrace.speech import Speech
+from millrace.speech import Speech, typed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it comes; return the exit status."""
     logs.setup("millrace", "warning")  # what is wrong, or slow
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = typed(sys.stdin.read) if args.prompt == "-" else args.prompt
     speech = Speech()
     prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
     try:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.console import BYTES_PER_LINE, coloured, is_terminal, tail
+from millrace.console import BYTES_PER_LINE, MAX_LOG_BYTES, coloured, is_terminal, tail
 from millrace.errors import CommandError
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project
 from millrace.state import StateFolder
 
 POLL_S = 0.2
+EVERY_LINE = MAX_LOG_BYTES // BYTES_PER_LINE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +32,22 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError("there are no logs here; start it with: millrace up")
     show = coloured if is_terminal() else str
     for line in _lines(state, args):
-        if _wanted(line, args.services):
-            print(show(line), flush=True)
+        print(show(line), flush=True)
     return 0
 
 
 def _lines(state: StateFolder, args: argparse.Namespace) -> Iterator[str]:
-    if not args.follow:
-        yield from tail(state.log, args.lines)
+    """Yield lines of the services that are asked for: of a busy stack the last ones are others'."""
+    most = EVERY_LINE if args.services else args.lines
+    lines = follow(state, most) if args.follow else iter(tail(state.log, most))
+    if not args.services:
+        yield from lines
         return
-    yield from follow(state, args.lines)
+    wanted = [line for line in tail(state.log, most) if _wanted(line, args.services)]
+    skipped = max(0, len(wanted) - args.lines)
+    for number, line in enumerate(line for line in lines if _wanted(line, args.services)):
+        if number >= skipped:
+            yield line
 
 
 def _wanted(line: str, services: list[str]) -> bool:

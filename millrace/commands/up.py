@@ -22,6 +22,7 @@ from millrace.project import (
     check_length,
     check_model_folder,
     project,
+    stop_command,
 )
 from millrace.project import add_arguments as add_project_arguments
 from millrace.runner import Plan, Runner, in_background
@@ -82,13 +83,14 @@ def _run(
     """Hold the lock and run; `detach` is called once ready, when in the background."""
     lock = which.state.lock()
     if lock is None:
-        raise CommandError(_already(which.state))
+        raise CommandError(_already(which.state, stop_command(args)))
     clean_up(which.state)
     plan = make_plan(args, which.file, variables)
 
     def on_ready() -> None:
         key = variables.get("API_KEY_FILE") or variables.get("MILLRACE_GATEWAY_API_KEY_FILE")
-        print(banner(plan, detached=detach is not None, key=key), flush=True)
+        stop = "Ctrl-C" if detach is None else stop_command(args)
+        print(banner(plan, stop, key), flush=True)
         if detach is not None:
             detach()
 
@@ -207,10 +209,10 @@ def _check_port(host: str, port: int) -> None:
     raise CommandError(f"port {port} is in use{by}; {hint}")
 
 
-def _already(state: StateFolder) -> str:
+def _already(state: StateFolder, stop: str) -> str:
     run = state.running()
     where = f" at {run.url} (pid {run.runner.pid})" if run else ""
-    return f"already running{where}; stop it with: millrace down"
+    return f"already running{where}; stop it with: {stop}"
 
 
 def clean_up(state: StateFolder) -> None:
@@ -225,12 +227,12 @@ def _report(text: str) -> None:
     print(f"millrace: {text}", flush=True)
 
 
-def banner(plan: Plan, detached: bool, key: str | None) -> str:
-    """Return what a newcomer needs next."""
+def banner(plan: Plan, stop: str, key: str | None) -> str:
+    """Return what a newcomer needs next; `stop` is what ends it all."""
     shown_key = "$KEY" if key else "none"
     auth = f' -H "Authorization: Bearer {shown_key}"' if key else ""
     note = f"\n    KEY is one whose sha256 stands in {key}\n" if key else ""
-    stop = "millrace down (or: make down)" if detached else "Ctrl-C"
+    stop = f"{stop} (or: make down)" if stop == "millrace down" else stop
     body = (
         f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     )

@@ -28,6 +28,12 @@ def reasons(now: float, *states: EngineState) -> list[str]:
     return Health(Line(*states), Admission(1), clock=lambda: now).reasons()
 
 
+def engines(heard: dict[str, tuple[EngineState, float]], now: float) -> list[str]:
+    line = Line()
+    line.found = heard
+    return [engine["engine"] for engine in Health(line, Admission(1), clock=lambda: now).engines()]
+
+
 READY = EngineState(engine="a", ready=True)
 LOADING = EngineState(engine="b", reasons=["loading weights"])
 
@@ -50,6 +56,15 @@ def test_ready_means_heard_of_lately(
 ) -> None:
     found = reasons(now, *states)
     assert found == expected or len(found) == expected
+
+
+def test_engines_that_went_are_forgotten() -> None:
+    none = EngineState(engine="none", reasons=["no engine connected"])
+    heard = {"a": (READY, 100.0), "old": (READY, 60.0), "none": (none, 99.5)}
+    assert engines(heard, 100.0) == ["a"]
+    assert engines(heard, 110.0) == ["a"], "silence of the last one is told"
+    assert engines({"a": (READY, 95.0), "none": (none, 100.0)}, 100.0) == ["a", "none"]
+    assert engines({"a": (READY, 60.0), "none": (none, 100.0)}, 100.0) == ["none"]
 
 
 async def test_ready_follows_the_line(fake: FakeTokenizer) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.cli import COMMANDS, main
 from millrace.placement import Replica
-from millrace.project import HOME
+from millrace.project import HOME, add_arguments, stop_command
 from millrace.replica_process import ReplicaProcess
 from millrace.runner import Plan
 
@@ -119,10 +119,19 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
 def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     up = importlib.import_module(COMMANDS["up"][0])
     plan = Plan(replicas=[], root=tmp_path, url="http://here:1", model="m", ready_timeout_s=1)
-    assert "OPENAI_API_KEY=none\n\n  Stop" in up.banner(plan, detached=False, key=None)
-    asked = up.banner(plan, detached=False, key="/my/keys")
+    assert "OPENAI_API_KEY=none\n\n  Stop" in up.banner(plan, "Ctrl-C", key=None)
+    asked = up.banner(plan, "Ctrl-C", key="/my/keys")
+    assert "Stop it with millrace down (or: make down)." in up.banner(plan, "millrace down", None)
     assert '-H "Authorization: Bearer $KEY"' in asked and "OPENAI_API_KEY=$KEY" in asked
     assert "KEY is one whose sha256 stands in /my/keys" in asked
+
+
+def test_what_stops_a_stack_names_its_place(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert stop_command(parser.parse_args([])) == "millrace down"
+    elsewhere = parser.parse_args(["--state", f"{tmp_path}/a b"])
+    assert stop_command(elsewhere) == f"millrace down --state '{tmp_path}/a b'"
 
 
 def test_up_refuses_a_variable_that_it_would_hide(

@@ -10,7 +10,8 @@ import pytest
 
 from millrace import speech
 from millrace.commands import chat
-from millrace.speech import Speech
+from millrace.errors import CommandError
+from millrace.speech import Speech, typed
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,10 @@ def test_a_chat_shows_thoughts_and_forgets_them(
         {"role": "assistant", "content": "Yes"},
         {"role": "user", "content": "Two?"},
     ]
+
+
+def test_bytes_that_are_no_text_are_one_line() -> None:
+    for read in (lambda: "a\udcff", lambda: b"\xff".decode()):
+        with pytest.raises(CommandError, match="standard input is not UTF-8"):
+            typed(read)
+    assert typed(lambda: "é") == "é"

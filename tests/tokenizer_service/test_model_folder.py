@@ -39,6 +39,20 @@ def test_an_eos_token_beyond_the_model_ends_nothing(
     assert all_eos_ids(found, load_tokenizer(found)) == ids
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("", "here"),
+        ("/models/Qwen2.5", "Qwen2.5"),
+        ("./a/b", "b"),
+        ("Qwen/Qwen2.5", "Qwen/Qwen2.5"),
+    ],
+)
+def test_a_path_for_a_name_stands_for_its_end(tmp_path: Path, told: str, name: str) -> None:
+    (tmp_path / "here").mkdir()
+    assert read_model_folder(tmp_path / "here", told).name == name
+
+
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
     folder(tmp_path, generation_config={"do_sample": False, "temperature": 0.7, "top_k": 20})
     assert read_model_folder(tmp_path).sampling_defaults == {"temperature": 0.0, "top_k": 20}

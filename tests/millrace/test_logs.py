@@ -1,0 +1,39 @@
+"""The lines that `millrace logs` shows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from millrace.commands import logs
+
+BUSY = [f"api-gateway-1 | request {number}" for number in range(1000)]
+CALM = ["worker-1 | loading", "worker-1 | ready"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["worker"], CALM),
+        (["worker-1", "-n", "1"], CALM[1:]),
+        (["api-gateway", "-n", "2"], BUSY[-2:]),
+        (["-n", "2"], BUSY[-2:]),
+        (["none"], []),
+        (["-f", "worker"], CALM),
+        (["-f", "-n", "2"], BUSY[-2:]),
+    ],
+)
+def test_the_last_lines_are_those_of_the_services_asked_for(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    wanted: list[str],
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "stack.log").write_text("\n".join([*CALM, *BUSY]) + "\n")
+    parser = argparse.ArgumentParser()
+    logs.add_arguments(parser)
+    assert logs.run(parser.parse_args([*options, "--state", str(tmp_path)])) == 0
+    assert capsys.readouterr().out.splitlines() == wanted
