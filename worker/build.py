@@ -291,7 +291,9 @@ def describe_folder(folder: Path) -> str:
     size = sum(prod(shape) for shape in shapes(config, wiring).values()) / 1e6
     sliding = sum(window > 0 for window in config.windows)
     windows = f", {sliding} of {config.num_layers} layers slide" if sliding else ""
-    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}"
+    wide = f", heads of {config.head_dim} need kernel_level reference"
+    heads = wide if config.head_dim > MAX_HEAD_DIM else ""
+    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}{heads}"
 
 
 @contextmanager

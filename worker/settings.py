@@ -44,7 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_dtype: Annotated[
         str,
         Meta(
-            description="type of keys and values, auto = bfloat16 for models in bfloat16",
+            description="type of keys and values, auto = bfloat16 for models in bfloat16, "
+            "on cuda as the weights",
             pattern="^(auto|bfloat16|float32)$",
         ),
     ] = "auto"

@@ -83,20 +83,30 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
 
     One file beside an index is what counts, as in transformers: saving again leaves the old index.
     """
-    if (folder / SINGLE).exists():
+    if _is_there(folder / SINGLE):
         file = SafetensorsFile(folder / SINGLE)
         return dict.fromkeys(file.tensors, file)
-    if (folder / INDEX).exists():
+    if _is_there(folder / INDEX):
         return _open_shards(folder, folder / INDEX)
     raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a name that is too long, a folder of others
+        why = f"{path.name[:100]}: cannot be read: {error.strerror}"
+        raise ModelFolderError(f"{path.parent}: {why}") from error
 
 
 def _open_shards(folder: Path, index: Path) -> dict[str, SafetensorsFile]:
     weight_map = _weight_map(index)
     shards: dict[str, SafetensorsFile] = {}
     for name in sorted(set(weight_map.values())):
-        if Path(name).name != name or not (folder / name).exists():
-            raise ModelFolderError(f"{index}: names shard {name!r}, which is not in the folder")
+        if Path(name).name != name or not _is_there(folder / name):
+            raise ModelFolderError(
+                f"{index}: names shard {name[:100]!r}, which is not in the folder"
+            )
         shards[name] = SafetensorsFile(folder / name)
     homes = {tensor: shards[shard] for tensor, shard in weight_map.items()}
     for tensor, file in homes.items():

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import COMMANDS, main
+from millrace.errors import CommandError
 from millrace.placement import Replica
-from millrace.project import HOME, add_arguments, stop_command
+from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess
 from millrace.runner import Plan
 
@@ -124,6 +125,15 @@ def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     assert "Stop it with millrace down (or: make down)." in up.banner(plan, "millrace down", None)
     assert '-H "Authorization: Bearer $KEY"' in asked and "OPENAI_API_KEY=$KEY" in asked
     assert "KEY is one whose sha256 stands in /my/keys" in asked
+
+
+def test_a_folder_of_others_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", denied)  # as before Python 3.12
+    with pytest.raises(CommandError, match="cannot be read: Permission denied"):
+        check_model_folder(tmp_path)
 
 
 def test_what_stops_a_stack_names_its_place(tmp_path: Path) -> None:

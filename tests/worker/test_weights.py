@@ -11,7 +11,7 @@ import pytest
 
 from common.model_folder import ModelFolderError
 from tests.support.model_folders import encoded, write_folder, write_safetensors
-from worker.build import load_model
+from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
 from worker.models.layers import Wiring
@@ -57,6 +57,15 @@ def header_is_noise(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"\xff\xfe{}")
 
 
+def endless_header(folder: Path) -> None:
+    deep = b"[" * 100_000
+    (folder / "model.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+
+
+def endless_shape(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", lambda h: h[NORM].update(shape=[float("inf")]))
+
+
 def wrong_shape(folder: Path) -> None:
     rewrite(folder / "model.safetensors", lambda h: h[NORM].update(shape=[4, 8]))
 
@@ -99,6 +108,8 @@ def unexpected_tensor(folder: Path) -> None:
         (wrong_dtype, ["model.safetensors", NORM, "I64", "BF16"]),
         (negative_offset, ["model.safetensors", NORM]),
         (malformed_entry, ["model.safetensors", NORM, "malformed"]),
+        (endless_shape, ["model.safetensors", NORM, "malformed"]),
+        (endless_header, ["model.safetensors", "JSON"]),
         (missing_tensor, ["missing", NORM]),
         (unexpected_tensor, ["unexpected", "model.extra"]),
     ],
@@ -115,6 +126,12 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: 
 
 
 INDEX = "model.safetensors.index.json"
+
+
+def test_what_wide_heads_need_is_told(tmp_path: Path) -> None:
+    assert "kernel_level" not in describe_folder(write_folder(tmp_path / "m"))
+    wide = write_folder(tmp_path / "n", head_dim=258)
+    assert describe_folder(wide).endswith("heads of 258 need kernel_level reference")
 
 
 def weights_of(folder: Path) -> FolderWeights:
@@ -136,6 +153,10 @@ def index_is_a_folder(folder: Path) -> None:
 
 def endless_index(folder: Path) -> None:
     (folder / INDEX).write_text("[" * 100_000)
+
+
+def shard_name_too_long(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {NORM: "x" * 5000}}))
 
 
 def missing_shard(folder: Path) -> None:
@@ -168,6 +189,7 @@ def no_weight_map(folder: Path) -> None:
         (no_weight_map, [INDEX, "weight_map"]),
         (index_is_a_folder, [INDEX, "cannot be read"]),
         (endless_index, [INDEX, "weight_map"]),
+        (shard_name_too_long, ["xxx", "cannot be read"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
