@@ -18,7 +18,8 @@ from common.errors import InvalidRequest, ServiceError
 from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 
 HEAD_TIMEOUT_S = 30.0
-UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
+END, UPGRADE = b"\r\n\r\n", b"\r\nupgrade:"
+AN_UPGRADE = re.compile(UPGRADE, re.IGNORECASE)
 
 
 class HeadLimit(Exception):
@@ -62,13 +63,13 @@ class BoundedProtocol(HttpToolsProtocol):
         server's right (RFC 9110 §7.8); the parser would take what follows for another protocol.
         """
         data = self._held + data
-        end = data.find(b"\r\n\r\n")
-        head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
-        head = UPGRADE.sub(b"\nx-grade:", head)
-        begin = head.rfind(b"\n") if end < 0 else -1
-        is_cut = begin >= 0 and b"\nupgrade:".startswith(head[begin:].lower())
-        self._held = head[begin:] if is_cut else b""
-        return (head[:begin] if is_cut else head) + rest
+        stop, rest, self._held = data.find(END), b"", b""
+        if stop >= 0:
+            rest = data[stop:]
+        else:  # what may come in two is kept until the rest is there
+            stop = len(data) - max(begun(data, END), begun(data, UPGRADE))
+            self._held = data[stop:]
+        return AN_UPGRADE.sub(b"\r\nx-grade:", data[:stop]) + rest
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -113,3 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def begun(data: bytes, what: bytes) -> int:
+    """Return how many of the last bytes may be the beginning of `what`, in small letters."""
+    last = data[-len(what) + 1 :].lower()
+    return next((n for n in range(len(last), 0, -1) if last.endswith(what[:n])), 0)

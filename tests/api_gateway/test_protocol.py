@@ -83,6 +83,19 @@ async def test_an_offer_of_http_2_is_ignored(served: Served, name: bytes, cut: i
     assert reply.startswith(b"HTTP/1.1 200 ") and b'"text_completion"' in reply
 
 
+@pytest.mark.parametrize("left", [1, 2, 3])
+async def test_a_head_whose_end_comes_in_two_has_a_body_behind_it(
+    served: Served, left: int
+) -> None:
+    """What stands at the end of such a body is nothing that a head may end with."""
+    _, http = served
+    body = json.dumps(completion()).encode() + b"\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
+    reply = await talk(http, head[:-left], head[-left:] + body)
+    assert reply.startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_long_body_is_no_head_and_a_connection_serves_again(served: Served) -> None:
     _, http = served
     for _ in range(3):
