@@ -81,6 +81,9 @@ def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Pro
         else:
             continue
         yield _beyond(request, f"{why}, but {{}} may have {most}", key, param)
+    if own.waiting and request.limits.n > own.waiting:  # no wait would help
+        why = f"n is {request.limits.n}, but {{}} may have {own.waiting} that wait"
+        yield _beyond(request, why, "waiting", "n")
     if own.new_tokens and asked > own.new_tokens and not is_open:
         why = f"max_tokens is {asked}, but {{}} may have {own.new_tokens} new tokens"
         yield _beyond(request, why, "new_tokens", "max_tokens")
