@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.model_folder import ModelFolderError
-from common.settings import inherited
+from common.settings import SERVICES, SettingsError, from_file, inherited
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, place
@@ -125,8 +125,9 @@ def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
 def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -> Plan:
     """Read the file and give every replica its ports; raise CommandError when it cannot run."""
     file = compose.load(path, variables, frozenset())
+    asked = {**_written(variables), **variables}
     for service in file.services.values():
-        _check_environment(service.environment, variables)
+        _check_environment(service.environment, asked)
         for mount in service.volumes:
             _check_source(file.root / mount.source, mount.target)
     _check_length(variables)
@@ -151,14 +152,28 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     )
 
 
-def _check_environment(given: dict[str, str], variables: dict[str, str]) -> None:
-    """Refuse a setting of the caller's environment that the file, or an option, would hide."""
+def _written(variables: dict[str, str]) -> dict[str, str]:
+    """Return the settings of the caller's settings file as the environment would name them."""
+    path = variables.get("MILLRACE_CONFIG", "")
+    try:
+        sections = {service: from_file(path, service) for service in SERVICES}
+    except SettingsError as error:
+        raise CommandError(str(error)) from error
+    return {
+        f"MILLRACE_{service}_{name}".upper(): str(value)
+        for service, section in sections.items()
+        for name, value in section.items()
+    }
+
+
+def _check_environment(given: dict[str, str], asked: dict[str, str]) -> None:
+    """Refuse a setting of the caller's environment or file that is hidden here, or by an option."""
     for name, value in given.items():
-        mine = variables.get(name)
+        mine = asked.get(name)
         if name.startswith("MILLRACE_") and mine and value and mine != value:
             raise CommandError(
-                f"{name} is {mine!r} in the environment, and {value!r} by the compose file or an "
-                "option: leave one out"
+                f"{name} is {mine!r} in the environment or the settings file, and {value!r} by the "
+                "compose file or an option: leave one out"
             )
 
 

@@ -144,13 +144,22 @@ def test_what_stops_a_stack_names_its_place(tmp_path: Path) -> None:
     assert stop_command(elsewhere) == f"millrace down --state '{tmp_path}/a b'"
 
 
-def test_up_refuses_a_variable_that_it_would_hide(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_up_refuses_a_setting_that_it_would_hide(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_in_file: bool,
 ) -> None:
-    monkeypatch.setenv("MILLRACE_GATEWAY_PORT", "9000")
+    if is_in_file:
+        (tmp_path / "m.yaml").write_text("gateway: {port: 9000}\n")
+        monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "m.yaml"))
+    else:
+        monkeypatch.setenv("MILLRACE_GATEWAY_PORT", "9000")
     assert main(["up", "--state", str(tmp_path)]) == 1
-    said = "millrace: MILLRACE_GATEWAY_PORT is '9000' in the environment, and '8000' by the compose"
-    assert capsys.readouterr().err.startswith(said)
+    said = capsys.readouterr().err
+    assert said.startswith("millrace: MILLRACE_GATEWAY_PORT is '9000' in the environment or the")
+    assert "and '8000' by the compose" in said
 
 
 def test_what_the_file_leaves_empty_the_environment_may_say(
