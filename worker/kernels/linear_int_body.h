@@ -109,11 +109,13 @@ constexpr int64_t SOON = 1024;
 // does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
 inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
 
-// Whether all rows are one tile that goes through one panel after the other. On AMD rows wait for
-// memory, which one stream asks for best, and weights of INT4 are made bytes of once for all of them.
+// Whether rows are tall tiles that go through one panel after the other. On AMD those of one tile wait
+// for memory, which one stream asks for best, and weights of INT4 are made bytes of once for all of
+// them; on Zen 4 more tiles are faster so, too.
 template <class W>
 bool ints_in_one_stream(int64_t num_rows, int64_t weight_bytes) {
-  return LANES_LEVEL == 512 && num_rows <= TALLEST && ON_AMD && is_in_memory(weight_bytes);
+  return LANES_LEVEL == 512 && ON_AMD && (ON_ZEN4 || num_rows <= TALLEST) &&
+         is_in_memory(weight_bytes);
 }
 
 // sums[m][p] += weights[p] · x[m]
@@ -212,7 +214,7 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 template <class W, int ROWS, int PANELS, bool KEEP>
 __attribute__((noinline)) void add_groups(IntTile& t) {
 #if LANES_LEVEL == 512
-  if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS>(t);
+  if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS, ONCE>(t);
 #endif
   for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
 }
@@ -270,10 +272,11 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
   }
   for (int64_t p = 0; !HALVES && p < now.num_panels; p++)
     __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
-  bool keep = HALVES && tiles.count > unkept_tiles();
+  bool keep = HALVES && !one && tiles.count > unkept_tiles();
   int64_t in_a_row = one ? now.num_panels : 1;
+  int64_t ahead = one ? stream_ahead(tiles.num_rows * W::LINE_INPUTS / 4) : ON_AMD ? 3072 : 2048;
   Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
-               keep ? 2 * tiles.count - 1 : tiles.count, one ? 9216 : ON_AMD ? 3072 : 2048);
+               keep ? 2 * tiles.count - 1 : tiles.count, ahead);
   PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
   for (int64_t i = 0; i < tiles.count; i++) {
     int64_t row = tiles.first(i), rows = tiles.height(i);

@@ -18,7 +18,7 @@ inline __attribute__((always_inline)) void add_fours(Ints (&sums)[ROWS], Bytes w
 
 // Exact sums of products over one group. The chains of a row are several: one product waits for the
 // one before it longer than few rows keep the multipliers busy.
-template <class W, int ROWS>
+template <class W, int ROWS, int WHERE>
 inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, const Activation*& x,
                                                               const uint8_t*& line, int64_t group,
                                                               Ints (&products)[ROWS][1]) {
@@ -32,19 +32,19 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
       Fours fours[MOST_SPREAD];
       for (int m = 0; m < spread_rows(ROWS); m++) fours[m] = read_fours(x + m * CHUNK);
       if constexpr (W::LINE_INPUTS == 4) {
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<0>(sums[0], bytes(line), fours, x);
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<1>(sums[1 % CHAINS], bytes(line + 64), fours, x);
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<2>(sums[2 % CHAINS], bytes(line + 128), fours, x);
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<3>(sums[3 % CHAINS], bytes(line + 192), fours, x);
       } else {
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<0>(sums[0], low_halves(line), fours, x);
         add_fours<1>(sums[1 % CHAINS], high_halves(line), fours, x);
-        fetch.step<1, ONCE>();
+        fetch.step<1, WHERE>();
         add_fours<2>(sums[2 % CHAINS], low_halves(line + 64), fours, x);
         add_fours<3>(sums[3 % CHAINS], high_halves(line + 64), fours, x);
       }
@@ -58,14 +58,14 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
   }
 }
 
-template <class W, int ROWS>
+template <class W, int ROWS, int WHERE>
 __attribute__((noinline)) void add_panel_of_ints(IntTile& t) {
   Stream fetch = t.fetch;
   const Activation* x = t.x;
   const uint8_t* line = t.weights;
   for (int64_t g = 0; g < t.num_groups; g++) {
     Ints products[ROWS][1];
-    add_group_of_panel<W>(fetch, x, line, t.group, products);
+    add_group_of_panel<W, ROWS, WHERE>(fetch, x, line, t.group, products);
     finish_group<W>(t, g, products);
   }
   t.fetch = fetch;
@@ -77,10 +77,12 @@ void ints_in_a_row(IntTile& t, int64_t num_rows, int64_t num_panels) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return ints_in_a_row<W, ROWS - 1>(t, num_rows, num_panels);
   }
+  constexpr int PRODUCTS = ROWS * W::LINE_INPUTS / 4;  // that a line of weights is in
   for (int64_t p = 0; p < num_panels; p++, t.weights += t.panel_stride, t.sums += PANEL) {
     if (W::FORMAT == Format::INT4)
       fetch_scales((const uint8_t*)(t.scales + t.scales_stride), t.num_groups);
-    add_panel_of_ints<W, ROWS>(t);
+    by_second_cache(PRODUCTS) ? add_panel_of_ints<W, ROWS, SECOND_CACHE>(t)
+                              : add_panel_of_ints<W, ROWS, ONCE>(t);
     t.scales += t.scales_stride;
   }
 }

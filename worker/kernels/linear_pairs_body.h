@@ -100,7 +100,9 @@ __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
 template <int ROWS>
 void panel_tile(FloatTile<uint32_t>& t) {
   if constexpr (2 * ROWS >= FLOAT_ROWS) {  // or there are no other tiles
-    if (t.fetch.every > 1) return add_panel<ROWS, FIRST_CACHE>(t);  // they read weights again
+    int64_t num_tiles = t.fetch.every;
+    if (num_tiles <= 2 && by_second_cache(ROWS * num_tiles)) return add_panel<ROWS, SECOND_CACHE>(t);
+    if (num_tiles > 1) return add_panel<ROWS, FIRST_CACHE>(t);  // they read weights again
   }
   add_panel<ROWS, ONCE>(t);
 }
