@@ -17,17 +17,19 @@ inline bool made_by_amd() {
 
 inline const bool ON_AMD = made_by_amd();
 
-// Zen 4, the first of AMD with vectors of 512 bits: it takes them in halves, so that products last
-// twice as long beside the same memory.
-inline bool is_family_25() {
+// Zen 4, the first of AMD with vectors of 512 bits (Zen 3 of the same family has none): it takes them
+// in halves, so that products last twice as long beside the same memory.
+inline bool is_zen4() {
 #if defined(__x86_64__)
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 25;
+  unsigned family, features, b, c, d, a;
+  if (!__get_cpuid(1, &family, &b, &c, &d) || !__get_cpuid_count(7, 0, &a, &features, &c, &d))
+    return false;
+  return (family >> 8 & 15) + (family >> 20 & 255) == 25 && (features >> 16 & 1);  // AVX512F
 #else
   return false;
 #endif
 }
 
-inline const bool ON_ZEN4 = ON_AMD && is_family_25();
+inline const bool ON_ZEN4 = ON_AMD && is_zen4();
 
 }  // namespace millrace
