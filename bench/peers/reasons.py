@@ -15,8 +15,8 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("OpenVINO", "16 bit"): (
         f"{BF16} (bf16 in its execution graph), elsewhere in float32. Ours multiplies in linears at"
-        " 0.79 to 0.92 of the rate of that instruction on Zen 4 and 5, what lies between linears"
-        " takes 6 % more; a loop that keeps the same order of sums reaches all of the rate."
+        " 0.79 to 0.90 of the rate of that instruction on a Zen 5 (0.82 to 0.92 on a Zen 4), what"
+        " lies between linears takes 6 % more; a loop of the same sums reaches all of the rate."
     ),
     ("OpenVINO", "int8"): (
         "it quantises activations in groups of 32 as they come and multiplies with VNNI, as ours"
