@@ -9,6 +9,9 @@ DETACH ?=
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 N ?= 20000
+JOBS ?= 2
+# Tests of one file share what it sets up, and so a process.
+SIDE_BY_SIDE = $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down logs test test-model test-kernels test-gpu bench-gpu test-sanitizers test-clients test-lives fuzz lint fmt protos protos-check lint-deploy compose-test demo-model bench golden docs-settings size clean
@@ -37,8 +40,8 @@ down: ## stop what `make up DETACH=1` started
 logs: ## follow the logs of the stack
 	@$(VENV)/bin/millrace logs -f
 
-test: $(VENV)/.stamp ## run the whole CPU suite (under five minutes on two cores)
-	$(PY) -m pytest $(ARGS)
+test: $(VENV)/.stamp ## run the whole CPU suite in JOBS=2 processes (under five minutes on two cores)
+	$(SIDE_BY_SIDE) $(ARGS)
 
 test-sanitizers: $(VENV)/.stamp ## run the CPU kernels under the address and undefined-behaviour sanitizers
 	$(PY) -m pytest --slow tests/worker/kernels/test_sanitized.py
@@ -60,7 +63,7 @@ fuzz: $(VENV)/.stamp ## throw N=20000 malformed and hostile requests at a live s
 
 test-kernels: $(VENV)/.stamp ## prove the CUDA kernels without a GPU: oracle, compiler budget, sanitizers, planted faults
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernels]'
-	$(PY) -m pytest --kernels tests/cuda $(ARGS)
+	$(SIDE_BY_SIDE) --kernels tests/cuda $(ARGS)
 
 test-gpu: ## run every kernel test and compute-sanitizer on this machine's GPU, write bench/results: GPU_PYTHON with NumPy, CuPy and pytest is enough
 	$(GPU_PYTHON) -m tests.cuda.on_gpu $(ARGS)
