@@ -58,11 +58,12 @@ class HeldRequests:
         return sum(len(row.slots) for row in self._rows)
 
     def hold(self, add: Add, now: float) -> Problem | None:
-        """Keep `add`; return why not when the bound is reached."""
+        """Keep `add`; return why not when the bound is reached. A replay was let in before."""
         slots, tenant = list(slots_of(add)), add.limits.tenant
         held = Counter(row.add.limits.tenant for row in self._rows for _ in row.slots)
         part = fair_part(self._max_held, tenant, held)
-        if len(self) + len(slots) > self._max_held and held[tenant] + len(slots) > part:
+        is_full = len(self) + len(slots) > self._max_held
+        if is_full and held[tenant] + len(slots) > part and not add.attempt:
             return Problem(
                 "Overloaded",
                 f"no replica is ready and {len(self)} requests wait already (max_waiting)",

@@ -30,12 +30,15 @@ class Opening:
         metrics: TokenizerMetrics,
         seats: EngineSeats,
         engine_wait_s: float,
+        replay_timeout_s: float,
         end: End,
     ) -> None:
+        """A new request waits `engine_wait_s` for an engine, a replayed one `replay_timeout_s`."""
         self._model = model
         self._metrics = metrics
         self._seats = seats
         self._engine_wait_s = engine_wait_s
+        self._replay_timeout_s = replay_timeout_s
         self._end = end
 
     async def open(self, ticket: Ticket) -> None:
@@ -46,7 +49,9 @@ class Opening:
         place = model.thoughts_place(request, prompt)
         sampling = await model.resolution.sampling(request, place)
         ticket.prompt = prompt.token_ids
-        seat = await self._seats.ready(self._engine_wait_s)
+        # A replay's client may have text already: it waits as one whose engine alone was lost.
+        wait_s = self._replay_timeout_s if request.attempt else self._engine_wait_s
+        seat = await self._seats.ready(wait_s)
         state = seat.link.state
         assert state is not None  # it is ready
         ticket.limits = model.completion.limits(

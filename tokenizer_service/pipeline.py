@@ -60,7 +60,7 @@ REQUEST_STATE = "request_state"
 """The one kind of question that this tier has an answer to."""
 THIS_TIER = "tokenizer"
 MAX_PENDING = 1024
-"""Requests being encoded or waiting for an engine; more are refused."""
+"""Requests being encoded or waiting for an engine; more are refused, but none that is replayed."""
 
 
 class TextPipeline:
@@ -90,7 +90,9 @@ class TextPipeline:
         self._decoder = StepDecoder(model, metrics, self._bulks, self._end, self._replay)
         self.seats = EngineSeats()
         self.questions = Questions(self.seats)
-        self._opening = Opening(model, metrics, self.seats, engine_wait_s, self._end)
+        self._opening = Opening(
+            model, metrics, self.seats, engine_wait_s, replay_timeout_s, self._end
+        )
         self.sessions: dict[int, Session] = {}
         self._tickets: dict[tuple[str, str], list[Ticket]] = {}
         self._last_session = 0
@@ -219,7 +221,7 @@ class TextPipeline:
         deadline_ms = ticket.request.limits.deadline_ms
         try:
             async with asyncio.timeout(deadline_ms / 1000 if deadline_ms else None):
-                if self._num_pending > self._max_pending:
+                if self._num_pending > self._max_pending and not ticket.request.attempt:
                     raise Overloaded(f"{self._max_pending} requests are pending", retry_after_s=1)
                 await self._opening.open(ticket)
         except asyncio.CancelledError:

@@ -84,7 +84,8 @@ class Scheduler:
         try:
             own = self._bounds.of(add.limits.tenant)
             request = admit(add, self._facts, own, now)
-            self._check_queue(request.limits.tenant, request.limits.n)
+            if not request.attempt:  # what was let in before its replica was lost is in
+                self._check_queue(request.limits.tenant, request.limits.n)
         except Refused as refused:
             self.refuse(add, refused.problem)
             return

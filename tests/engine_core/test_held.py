@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine_core.held import HeldRequests
@@ -58,3 +59,11 @@ def test_a_flood_leaves_others_their_part() -> None:
     other = Add(2, 9, "r", b"", Limits(5, tenant="b"), b"")
     assert held.hold(add(5), 0.0) is not None
     assert held.hold(other, 0.0) is None
+
+
+def test_what_was_let_in_before_its_replica_was_lost_is_held_whoever_waits() -> None:
+    held = HeldRequests(1)
+    assert held.hold(add(1), 0.0) is None
+    assert held.hold(msgspec.structs.replace(add(2), attempt=1), 0.0) is None
+    assert held.hold(add(3), 0.0) is not None
+    assert [one.slot for one in held.release(0.0)] == [1, 2]

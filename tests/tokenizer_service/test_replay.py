@@ -9,8 +9,8 @@ import pytest
 
 from protos.common_pb2 import ErrorDetail, FinishReason, Limits
 from protos.tokenizer_pb2 import Resumed, TextOptions
-from tests.support.fake_engine import FakeLink, column, finish
-from tests.tokenizer_service.stage import Build, Stage, until
+from tests.support.fake_engine import FakeLink, column, finish, ids_of
+from tests.tokenizer_service.stage import Build, Stage, request, until
 
 
 async def test_a_lost_engine_is_replayed_without_gap_or_duplicate(build: Build) -> None:
@@ -178,3 +178,18 @@ async def test_a_replay_that_ends_with_eos_needs_no_engine(build: Build) -> None
     end = stage.gateway.finishes[0]
     assert end.reason == FinishReason.STOPPED and not end.HasField("stop_token_id")
     assert not stage.link.adds
+
+
+async def test_a_gateways_replay_waits_for_an_engine_as_long_as_any_other(build: Build) -> None:
+    """A tokenizer and the engine may die together; the client has text already."""
+    stage = build(with_engine=False, engine_wait_s=0, max_pending=1)
+    resumed = Resumed(token_ids=column(list(b"ab")), text_bytes=2)
+    waiting = [
+        stage.pipeline.submit(stage.session, request(slot, attempt=1, resumed=[resumed]))
+        for slot in range(2)  # more than may be pending: they were let in before
+    ]
+    await stage.submit(5)  # a new one, which is refused
+    assert list(stage.gateway.finishes) == [5]
+    stage.pipeline.attach_engine(stage.link)
+    await asyncio.gather(*waiting)
+    assert [ids_of(add.resumed_token_ids[0]) for add in stage.link.adds] == 2 * [list(b"ab")]
