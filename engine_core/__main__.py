@@ -17,7 +17,7 @@ from common.settings import SettingsError, load_or_exit
 from engine_core.front import Front
 from engine_core.metrics import PhaseTimes, register
 from engine_core.registry import Listener, Registry
-from engine_core.replica import Fleet
+from engine_core.replica import Fleet, Replica
 from engine_core.scheduler_process import SchedulerConfig, freeze_heap
 from engine_core.scheduling.bounds import TenantLimits
 from engine_core.settings import Settings
@@ -42,8 +42,13 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     name = f"{socket.gethostname()}:{settings.port}"
     front = Front(name, fleet, settings.max_waiting, phases.observe)
     context = zmq.Context()
+
+    def replica_lost(replica: Replica, reason: str) -> None:
+        phases.forget(replica)
+        front.replica_lost(replica, reason)
+
     listener = Listener(
-        front.replica_ready, front.replica_output, front.replica_lost, front.replica_answer
+        front.replica_ready, front.replica_output, replica_lost, front.replica_answer
     )
     address = f"tcp://{settings.host}:{settings.registry_port}"
     registry = Registry(context, address, scheduler_config(settings, tenants), fleet, listener)

@@ -6,6 +6,7 @@ The label `engine` is the number of the replica, as in vLLM, whose names are sho
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import (
@@ -56,6 +57,12 @@ class PhaseTimes:
         seconds = (row.queue_s, row.prefill_s, row.decode_s)
         for histogram, value in zip(self._phases, seconds, strict=True):
             histogram.labels(label).observe(value)
+
+    def forget(self, replica: Replica) -> None:
+        """Drop the series of a lost replica: its number never comes again, new ones always do."""
+        for histogram in self._phases:
+            with suppress(KeyError):  # it may have ended no request
+                histogram.remove(str(replica.number))
 
 
 class FleetCollector(Collector):

@@ -115,6 +115,18 @@ async def test_life(engine: Engine) -> None:
     worker.die()
 
 
+async def test_a_lost_replica_leaves_no_series(engine: Engine) -> None:
+    worker = FakeWorker(engine.ports["registry"])
+    async with calling(f"127.0.0.1:{engine.ports['port']}") as caller:
+        await caller.ready()
+        await caller.add(1, [1, 2, 3], max_tokens=2)
+        await caller.ended(1)
+        assert 'engine="1"' in engine.get("/metrics")[1]
+        worker.die()
+        await until(lambda: "millrace_engine_replicas 0.0" in engine.get("/metrics")[1])
+        assert 'engine="1"' not in engine.get("/metrics")[1]
+
+
 async def test_schedulers_die_with_the_front(engine: Engine) -> None:
     worker = FakeWorker(engine.ports["registry"])
     await until(lambda: len(children(engine.process.pid)) == 1)
