@@ -18,3 +18,9 @@ class NothingLeft(RowError):
     """The request's own fields leave no token to draw."""
 
     code = "no_token_left"
+
+
+class GrammarLimit(RowError):
+    """The request's own grammar takes more of its parser than any may, which its output shows."""
+
+    code = "grammar_limit"

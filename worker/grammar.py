@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from protos import common_pb2
-from worker.errors import RowError
+from worker.errors import GrammarLimit, RowError
 from worker.kernels.checks import Ints
 from worker.noise import Ids
 from worker.sampling.candidates import Flags, column
@@ -35,6 +35,8 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between the tokens of JSON, as llama.cpp bounds it: a model in doubt likes blanks best."""
 MAX_LEXER_STATES = 50_000
 """At 1 to 2 kB each. All other limits are llguidance's own."""
+WRONG_TOKEN = "doesn't satisfy the grammar"
+"""llguidance's words for a token that its mask does not allow; its other errors are limits."""
 
 Kind = common_pb2.Grammar.Kind
 
@@ -230,6 +232,8 @@ class Follower:
         if self._has_ended or (token_id in stops and matcher.is_accepting()):
             self._has_ended = True
         elif not matcher.consume_token(token_id):
+            if WRONG_TOKEN not in matcher.get_error():
+                self._check()  # a limit that is met looks as if the token were wrong
             raise RowError(f"token {token_id} does not follow the grammar")
 
     def _next(self) -> Ids:
@@ -246,4 +250,4 @@ class Follower:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RowError(f"the grammar failed: {self._matcher.get_error()}")
+            raise GrammarLimit(f"the grammar failed: {self._matcher.get_error()}")

@@ -223,6 +223,14 @@ def test_an_output_that_breaks_its_grammar_is_a_fault(grammars: Grammars) -> Non
     assert fault == f"token {ord('x')} does not follow the grammar"
 
 
+def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: Grammars) -> None:
+    """Every choice goes on as the whole: more ways at once than the parser follows."""
+    rule = grammar("LARK", "start: " + " | ".join(f'"a{i}" start' for i in range(3000)))
+    row = constrained(grammars, rule, [ord("a")])
+    drawn = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0]
+    assert drawn.code == "grammar_limit" and "items" in drawn.fault
+
+
 def test_no_tokenizer_or_library_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grammars: Grammars
 ) -> None:
