@@ -119,10 +119,11 @@ async def listen(receive: Receive, mailbox: Mailbox) -> None:
 
 
 def blamed(error: ServiceError, order: Order) -> ServiceError:
-    """Return the error with the client's own field: grammars of tools were never written by it."""
-    if error.code in ("invalid_grammar", "grammar_limit") and order.tools is not None:
-        error.message = error.message.replace(f"{error.param}:", "tools:", 1)
-        error.param = "tools"
+    """Return the error with the client's own field: the tiers below see one kind of grammar for
+    several fields, and those of tools were never written by the client."""
+    if error.code in ("invalid_grammar", "grammar_limit"):
+        error.message = error.message.replace(f"{error.param}:", f"{order.grammar_field}:", 1)
+        error.param = order.grammar_field
     return error
 
 

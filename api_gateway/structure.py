@@ -42,6 +42,13 @@ def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
     return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), RESPONSE)
 
 
+def grammar_field(body: Fields, plan: ToolPlan | None) -> str:
+    """Return the field that a grammar which is none has come from."""
+    if body.structured_outputs is not None:
+        return STRUCTURED
+    return RESPONSE if plan is None else "tools"
+
+
 def lark(text: str, param: str) -> Grammar:
     check_text(text, param, limits.MAX_GRAMMAR_CHARS)
     return Grammar(kind=Grammar.LARK, text=text)

@@ -17,7 +17,7 @@ from api_gateway.schema import (
     Routing,
     TokenizeRequest,
 )
-from api_gateway.structure import grammar_of
+from api_gateway.structure import RESPONSE, grammar_field, grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo, SamplingParams
 from protos.json_fields import dumps
@@ -61,6 +61,8 @@ class Order:
     show_progress: bool = False
     show_trace: bool = False
     tools: ToolPlan | None = None
+    grammar_field: str = RESPONSE
+    """Where the client has said what form the answer must have, if it has."""
     echoes: tuple[str, ...] = ()
     """What stands before the answer of each prompt, empty = nothing."""
     dimensions: int | None = None
@@ -200,6 +202,7 @@ def order(
         show_progress=bool(body.return_progress),
         show_trace=bool(body.return_sampler_trace),
         tools=tools,
+        grammar_field=grammar_field(body, tools),
         echoes=echoes,
     )
 

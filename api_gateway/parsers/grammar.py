@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -15,6 +15,12 @@ OPEN = frozenset(
         "allOf", "if", "$ref", "dependentSchemas", "anyOf", "oneOf", "minProperties",
     }
 )  # fmt: skip
+OWN = OPEN - {"allOf", "if", "$ref", "anyOf", "oneOf"} | {"properties", "required", "maxProperties"}
+"""Keywords with which a schema itself describes an object."""
+COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "if")
+DATA = frozenset({"enum", "const", "default", "examples"})
+BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords that hold data, and those that hold schemas by names of the client's."""
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Calls on one line, as chat templates write them. The worker bounds white space elsewhere."""
 
@@ -50,18 +56,59 @@ def closed(schema: Any) -> Any:
     """Return `schema` without properties that it does not name, where it does not speak of them.
 
     As the strict modes of other engines: what comes out still fits the schema, and a weak model
-    comes to an end. Under allOf and its like an object is described in parts: those stay open.
+    comes to an end. An object that is described in parts (under allOf and its like) stays open, for
+    each part would shut the others out; so does all, where a part is what a $ref names, for the
+    same definition may be a part here and a whole elsewhere.
     """
+    return schema if any(map(has_named_part, subschemas(schema))) else shut(schema)
+
+
+def shut(schema: Any) -> Any:
+    """Do what closed() says in a schema of which no part is a $ref."""
     if isinstance(schema, list):
-        return [closed(item) for item in schema]
+        return [shut(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    shown = {key: value if key in VALUES else closed(value) for key, value in schema.items()}
-    if "properties" in schema and isinstance(schema["properties"], dict):
-        shown["properties"] = {k: closed(v) for k, v in schema["properties"].items()}
-        if not OPEN & schema.keys():
+    kept = VALUES.union(COMBINING) if is_in_parts(schema) else VALUES
+    shown = {key: value if key in kept else shut(value) for key, value in schema.items()}
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        shown["properties"] = {k: shut(v) for k, v in properties.items()}
+        required = schema.get("required")
+        is_whole = not isinstance(required, list) or all(name in properties for name in required)
+        if is_whole and not OPEN & schema.keys():
             shown["additionalProperties"] = False
     return shown
+
+
+def is_in_parts(schema: Mapping[str, Any]) -> bool:
+    """Whether what fits `schema` must fit several descriptions at once."""
+    parts = [key for key in COMBINING if key in schema]
+    together = schema.get("allOf")
+    num_together = len(together) if isinstance(together, list) else 0
+    return len(parts) + bool(OWN & schema.keys()) > 1 or num_together > 1
+
+
+def has_named_part(schema: Mapping[str, Any]) -> bool:
+    """Whether `schema` is in parts and one of them, or something in one, is what a $ref names."""
+    if not is_in_parts(schema):
+        return False
+    parts = {key: schema[key] for key in COMBINING if key in schema}
+    return any("$ref" in part for part in subschemas(parts))
+
+
+def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield `schema` and all schemas in it."""
+    below: list[Any] = schema if isinstance(schema, list) else []
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key in BY_NAME and isinstance(value, dict):
+                below.extend(value.values())
+            elif key not in DATA:
+                below.append(value)
+    for item in below:
+        yield from subschemas(item)
 
 
 def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:

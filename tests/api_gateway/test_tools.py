@@ -269,6 +269,40 @@ def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
         assert closed(left) == left
 
 
+def test_objects_that_are_described_in_parts_stay_open() -> None:
+    """A part that is shut would shut the others out: nothing would fit the schema any more."""
+    x, y = ({"properties": {name: True}, "required": [name]} for name in "xy")
+    named = {"$defs": {"X": x}, "$ref": "#/$defs/X"}
+    for left in (
+        {**x, "anyOf": [y]},
+        {"anyOf": [x], "oneOf": [y]},
+        {**named, **y},
+        {"$defs": {"X": x}, "properties": {"a": {"allOf": [{"$ref": "#/$defs/X"}, y]}}},
+        {"$defs": {"X": x}, **y, "anyOf": [{"anyOf": [{"$ref": "#/$defs/X"}]}]},
+        {"properties": {"x": True}, "required": ["x", "y"]},
+    ):
+        assert closed(left) == left
+    shut = {**x, "additionalProperties": False}
+    assert closed({**named, "title": "one"}) == {**named, "title": "one", "$defs": {"X": shut}}
+    assert closed({"type": "object", "anyOf": [x]})["anyOf"] == [shut]
+    assert closed({**x, "enum": [{**named, **y}]}) == {**shut, "enum": [{**named, **y}]}
+
+
+async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_field_it_stands_in(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "response_format: no", "param": "response_format"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", code="invalid_grammar", **said)
+
+    fake.script = refuse
+    for field in ("structured_outputs", "response_format"):
+        given = {"json": {}} if field == "structured_outputs" else {"type": "json_object"}
+        reply = await client.post(URL, json=chat(**{field: given}))
+        error = reply.json()["error"]
+        assert (error["param"], error["message"]) == (field, f"{field}: no")
+
+
 async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
