@@ -15,7 +15,7 @@ from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.breakers import Breakers
 from tokenizer_service.columns import unpack
 from tokenizer_service.grammar import GrammarDoor
-from tokenizer_service.reasoning import CLOSE, INSIDE, Place
+from tokenizer_service.reasoning import CLOSE, INSIDE, OPEN, Place
 from tokenizer_service.tokenizer import Tokenizer
 
 MAX_BREAKER_BYTES = 256 * 1024
@@ -62,6 +62,9 @@ class Resolution:
             found.dry.breakers[:] = self._breaker_columns(tokenizer, text.dry_breakers)
         if text.grammar.kind != Grammar.NONE and (place is Place.START or place in INSIDE):
             found.grammar.start_after = tokenizer.encode(CLOSE, add_special_tokens=False)
+            opener = tokenizer.id_of(OPEN)
+            if place is Place.START and opener is not None:  # it may answer without a thought
+                found.grammar.opener = opener
 
     def _breaker_columns(self, tokenizer: Tokenizer, breakers: Sequence[str]) -> list[bytes]:
         if self._breakers is None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -77,9 +77,8 @@ class Grammars:
         assert self._tokenizer is not None
         ends = np.array(self._tokenizer.eos_tokens, np.int64)
         stops = stop_token_ids if len(stop_token_ids) else ends[ends < self._vocab_size]
-        start_after = tuple(column(grammar.start_after).tolist())
         vocabulary = _Vocabulary(self._vocab_size, ends, stops)
-        return Follower(matcher, start_after, vocabulary, self._executor)
+        return Follower(matcher, _Wait.of(grammar), vocabulary, self._executor)
 
     def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
         key = (int(grammar.kind), grammar.text)
@@ -178,22 +177,35 @@ class _Vocabulary:
         return flags.view(bool)
 
 
+class _Wait(NamedTuple):
+    """When a grammar begins to act: behind the ids `after`, at once when there are none."""
+
+    after: tuple[int, ...]
+    opener: int | None
+    """If told, it waits only for an output that begins with this id, and acts on all others."""
+
+    @classmethod
+    def of(cls, grammar: common_pb2.Grammar) -> _Wait:
+        after = tuple(column(grammar.start_after).tolist())
+        return cls(after, grammar.opener if grammar.HasField("opener") else None)
+
+
 class Follower:
     """Where one output stands in its grammar."""
 
     def __init__(
         self,
         matcher: LLMatcher,
-        start_after: tuple[int, ...],
+        wait: _Wait,
         vocabulary: _Vocabulary,
         executor: Executor,
     ) -> None:
         self._executor = executor
         self._matcher = matcher
-        self._start_after = start_after
+        self._wait = wait
         self._vocabulary = vocabulary
         self._num_seen = 0
-        self._has_started = not start_after
+        self._has_started = not wait.after or wait.opener is not None
         self._has_ended = False
         self._ahead: tuple[int, Future[Ids | None]] | None = None
 
@@ -216,15 +228,20 @@ class Follower:
         return self._allowed(output_ids)
 
     def _allowed(self, output_ids: Ints) -> Ids | None:
+        after, opener = self._wait
         for place in range(self._num_seen, len(output_ids)):
-            if self._has_started:
+            if place == 0 and opener is not None and output_ids[0] == opener:
+                self._has_started = False
+            elif self._has_started:
                 self._consume(int(output_ids[place]))
             else:
-                tail = output_ids[max(0, place + 1 - len(self._start_after)) : place + 1]
-                self._has_started = tuple(tail.tolist()) == self._start_after
+                tail = output_ids[max(0, place + 1 - len(after)) : place + 1]
+                self._has_started = tuple(tail.tolist()) == after
         self._num_seen = len(output_ids)
         if not self._has_started:
             return None
+        if opener is not None and not self._num_seen:
+            return np.union1d(self._next(), [opener])
         return self._next()
 
     def _consume(self, token_id: int) -> None:

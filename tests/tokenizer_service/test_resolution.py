@@ -112,6 +112,9 @@ async def test_a_grammar_acts_after_the_thoughts(tiny_tokenizer: Tokenizer) -> N
             thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
             end = [tiny_tokenizer.id_of("</think>")] if thinking else []
             assert (ids_of(found.start_after), found.text) == (end, "[a-z]+")
+            opener = found.opener if found.HasField("opener") else None
+            begin = tiny_tokenizer.id_of("<think>")
+            assert opener == (begin if place is Place.START else None)
         bad = TextOptions(grammar=Grammar(kind=Grammar.REGEX, text="(a"))
         with pytest.raises(InvalidRequest, match="unclosed group"):
             await resolution.sampling(TextRequest(text=bad), None)

@@ -48,11 +48,14 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return Grammars(path, VOCAB_SIZE)
 
 
-def grammar(kind: str, text: Any, start_after: Sequence[int] = ()) -> common_pb2.Grammar:
+def grammar(
+    kind: str, text: Any, start_after: Sequence[int] = (), opener: int | None = None
+) -> common_pb2.Grammar:
     return common_pb2.Grammar(
         kind=common_pb2.Grammar.Kind.Value(kind),
         text=text if isinstance(text, str) else json.dumps(text),
         start_after=columns(start_after),
+        opener=opener,
     )
 
 
@@ -159,6 +162,19 @@ def test_a_grammar_acts_only_after_its_id_sequence(grammars: Grammars) -> None:
     seen = [follower.allowed(np.array(output[:n], np.int32)) for n in range(len(output) + 1)]
     assert [ids is None for ids in seen] == [True] * 5 + [False] * 2
     assert [ids.tolist() for ids in seen[5:] if ids is not None] == [[ord("o")], [ord("k")]]
+
+
+def test_a_grammar_acts_at_once_on_an_output_without_thoughts(grammars: Grammars) -> None:
+    """A model that may think, and does not, is bound all the same."""
+    opener: int = LIBRARY.token_to_id("<think>")
+    rule = grammar("CHOICE", ["ok"], [THOUGHT], opener)
+    bound = [sorted([ord("o"), opener]), [ord("k")], [STOP]]
+    free = [bound[0], None, None, [ord("o")], [ord("k")]]
+    for output, expected in ([*b"ok"], bound), ([opener, ord("x"), THOUGHT, ord("o")], free):
+        follower = constrained(grammars, rule).draw.grammar
+        assert follower is not None
+        ids = [follower.allowed(np.array(output[:n], np.int32)) for n in range(len(output) + 1)]
+        assert [None if known is None else known.tolist() for known in ids] == expected
 
 
 def test_a_resumed_output_goes_on_as_if_undisturbed(grammars: Grammars) -> None:
