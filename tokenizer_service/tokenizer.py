@@ -6,6 +6,7 @@ Knows no chat templates; knows which texts are special tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,6 +27,9 @@ QWEN2_SPLIT = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+"""How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
+`<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
 
 class Tokenizer:
@@ -37,10 +41,12 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         special = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(special)
-        self._special_id = {token.content: i for i, token in special.items()}
-        self.special_texts = tuple(sorted((t.content for t in special.values()), key=len)[::-1])
+        control = {i: t for i, t in added.items() if t.special or CONTROL.fullmatch(t.content)}
+        self._control = control
+        self._special_id = {token.content: i for i, token in control.items()}
+        self.special_texts = tuple(sorted(self._special_id, key=len)[::-1])
         self.matches_loosely = any(
-            t.normalized or t.lstrip or t.rstrip or t.single_word for t in special.values()
+            t.normalized or t.lstrip or t.rstrip or t.single_word for t in control.values()
         )
         self.size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._table = build_table(library, self.special_ids)
@@ -68,6 +74,7 @@ class Tokenizer:
         """Return a copy that reads special tokens as text; made at first need."""
         if self._plain is None:
             copy = Library.from_str(self._library.to_str())
+            copy.add_special_tokens(list(self._control.values()))  # some were not flagged
             copy.encode_special_tokens = True
             self._plain = copy
         return self._plain

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from common.model_folder import ModelFolderError
 from tests.support.tiny_tokenizer import tiny_library
@@ -57,6 +58,18 @@ def test_special_tokens_are_recognised_only_by_the_plain_way(tiny_tokenizer: Tok
     guarded = unpack(tiny_tokenizer.encode_guarded(["a<|im_end|>b"]))
     assert im_end not in guarded
     assert b"".join(map(tiny_tokenizer.piece, guarded)) == b"a<|im_end|>b"
+
+
+def test_control_tokens_that_are_not_flagged_are_guarded_and_shown() -> None:
+    library = tiny_library()
+    library.add_tokens([AddedToken("<｜User｜>", normalized=False)])
+    tokenizer = Tokenizer(library)
+    user, thinks = tokenizer.id_of("<｜User｜>"), tokenizer.id_of("<think>")
+    text = "<｜User｜><think>"
+    assert unpack(tokenizer.encode(text, False)).tolist() == [user, thinks]
+    guarded = unpack(tokenizer.encode_guarded(["", "<｜User｜>", text])).tolist()
+    assert guarded[0] == user and user not in guarded[1:] and guarded[-1] == thinks
+    assert tokenizer.decode(guarded, keep_special=False) == "<｜User｜>" + text
 
 
 def test_guarded_encoding_equals_the_plain_one_without_user_specials(
