@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
-from api_gateway.parsers.grammar import ANY_OBJECT, closed, forced
+from api_gateway.parsers.grammar import ANY_OBJECT, closed, forced, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
 from protos import limits
@@ -33,6 +33,8 @@ def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
         return Grammar(kind=Grammar.JSON_SCHEMA, text=text)
     if structured is not None:
         raise refuse("structured_outputs excludes tools", STRUCTURED)
+    if plan.is_forced or schema is not None:
+        check_tool_numbers(body, plan)
     if (calls := plan.grammar()) is not None:
         if schema is not None:
             raise refuse("response_format excludes a tool_choice that forces a call", RESPONSE)
@@ -40,6 +42,20 @@ def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
     if schema is None:
         return None
     return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), RESPONSE)
+
+
+def check_tool_numbers(body: Fields, plan: ToolPlan) -> None:
+    """Check the tools that a grammar is made of; others are only shown to the model."""
+    for index, tool in enumerate(getattr(body, "tools", None) or []):
+        if tool.function.name in plan.offer.names:
+            check_numbers(tool.function.parameters, f"tools[{index}].function.parameters")
+
+
+def check_numbers(schema: Any, param: str) -> None:
+    """Refuse what would not be kept to: an id of 64 bits in an enum would come out rounded."""
+    if (value := inexact(schema)) is not None:
+        why = "has too many digits to be kept exactly; give it as a string"
+        raise refuse(f"{param}: {str(value)[:40]} {why}", param)
 
 
 def grammar_field(body: Fields, plan: ToolPlan | None) -> str:
@@ -71,6 +87,7 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
         raise refuse(f"{param} must be 1 to 64 of A-Z a-z 0-9 _ -", param)
     schema = response.json_schema.schema or {}
     schema_text(schema, f"{RESPONSE}.json_schema.schema")
+    check_numbers(schema, f"{RESPONSE}.json_schema.schema")
     return dict(closed(schema))
 
 
@@ -86,7 +103,9 @@ def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
     if name == "json_object":
         return Grammar(kind=Grammar.JSON_SCHEMA, text="{}")
     if name == "json":
-        return Grammar(kind=Grammar.JSON_SCHEMA, text=schema_text(parsed(value, param), param))
+        schema = parsed(value, param)
+        check_numbers(schema, param)
+        return Grammar(kind=Grammar.JSON_SCHEMA, text=schema_text(schema, param))
     if name == "choice":
         if not value:
             raise refuse(f"{param} is empty", param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -109,6 +110,28 @@ def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
                 below.append(value)
     for item in below:
         yield from subschemas(item)
+
+
+def inexact(schema: Any) -> int | None:
+    """Return an integer of an enum or const that would come out as another, None without one.
+
+    llguidance writes numbers as the shortest digits of a float64.
+    """
+    for part in subschemas(schema):
+        for value in integers([part.get("enum"), part.get("const")]):
+            is_small = abs(value) <= 2**53
+            if not is_small and (abs(value) > 2**1000 or Decimal(repr(float(value))) != value):
+                return value
+    return None
+
+
+def integers(value: Any) -> Iterator[int]:
+    """Yield all integers in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from integers(item)
 
 
 def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -288,6 +288,27 @@ def test_objects_that_are_described_in_parts_stay_open() -> None:
     assert closed({**x, "enum": [{**named, **y}]}) == {**shut, "enum": [{**named, **y}]}
 
 
+async def test_integers_that_would_come_out_rounded_are_refused_where_they_bind(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def body(value: int, **more: Any) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"id": {"enum": [{"a": [value]}]}}}
+        named = {"name": "f", "parameters": parameters}
+        return chat(tools=[{"type": "function", "function": named}], **more)
+
+    snowflake = 1152921504606846976
+    refused = [
+        (chat(structured_outputs={"json": {"const": snowflake}}), "structured_outputs.json"),
+        (body(10**400, tool_choice="required"), "tools[0].function.parameters"),
+        (body(-snowflake, response_format={"type": "json_object"}), "tools[0].function.parameters"),
+    ]
+    for sent, param in refused:
+        reply = await client.post(URL, json=sent)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    for sent in (body(snowflake), body(2**53, tool_choice="required"), body(10**20)):
+        assert (await client.post(URL, json=sent)).status_code == 200
+
+
 async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_field_it_stands_in(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
