@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from protos.tokenizer_pb2 import TextLogprob, TextLogprobs
@@ -35,27 +35,52 @@ def chat_logprobs(rows: Sequence[TextLogprobs]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(rows: Sequence[TextLogprobs], text_offset: int) -> dict[str, Any]:
-    """Return the `logprobs` of a completion choice.
+class TextOffsets:
+    """Where tokens begin in the text that they make, in characters.
 
-    Offsets count characters of the tokens' own texts, beginning at `text_offset`.
+    A token that begins inside a character has that character's place: what is counted is what the
+    bytes so far make, for the tokens' own texts show each part of a character as one of its own.
     """
-    tokens = [row.entries[0].token for row in rows]
+
+    __slots__ = ("_decoder", "_num_chars")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def take(self, token_bytes: bytes) -> int:
+        """Return where the next token begins."""
+        if token_bytes and token_bytes[0] & 0xC0 != 0x80:  # an unfinished character stays so
+            self._num_chars += len(self._decoder.decode(b"", final=True))
+        at = self._num_chars
+        self._num_chars += len(self._decoder.decode(token_bytes))
+        return at
+
+
+def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+    """Return the `logprobs` of a completion choice."""
     return {
-        "tokens": tokens,
+        "tokens": [row.entries[0].token for row in rows],
         "token_logprobs": [value(row.entries[0]) for row in rows],
         "top_logprobs": [top(row) for row in rows],
-        "text_offset": offsets_of(tokens, text_offset),
+        "text_offset": [offsets.take(row.entries[0].token_bytes) for row in rows],
     }
 
 
 def echo_logprobs(
     echo: str, prompt: Sequence[TextLogprobs], rows: Sequence[TextLogprobs]
 ) -> dict[str, Any]:
-    """Return the `logprobs` of a prompt and its completion; the first token has no logprob."""
+    """Return the `logprobs` of a prompt and its completion; the first token has no logprob.
+
+    A first token that the tokenizer has put there (BOS) is no part of the text.
+    """
     told = [row for row in prompt if row.index]
-    first = next((row.entries[0].token for row in prompt if not row.index), echo)
-    shown = completion_logprobs([*told, *rows], len(first))
+    head = next((row.entries[0] for row in prompt if not row.index), None)
+    first, raw = (head.token, head.token_bytes) if head is not None else (echo, echo.encode())
+    offsets = TextOffsets()
+    if echo.encode().startswith(raw):
+        offsets.take(raw)
+    shown = completion_logprobs([*told, *rows], offsets)
     return {
         "tokens": [first, *shown["tokens"]],
         "token_logprobs": [None, *shown["token_logprobs"]],
@@ -80,11 +105,6 @@ def map_of(row: TextLogprobs) -> dict[str, Any]:
         }
         for entry in row.entries
     }
-
-
-def offsets_of(tokens: Sequence[str], first: int) -> list[int]:
-    """Return where each token begins in a text of which they are the rest from `first` on."""
-    return list(accumulate(map(len, tokens), initial=first))[:-1]
 
 
 def top(row: TextLogprobs) -> dict[str, float]:

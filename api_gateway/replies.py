@@ -10,6 +10,7 @@ from api_gateway.asgi import Call
 from api_gateway.bulks import Bulks
 from api_gateway.job import Job
 from api_gateway.logprobs import (
+    TextOffsets,
     chat_logprobs,
     completion_logprobs,
     echo_logprobs,
@@ -108,7 +109,7 @@ class WholeReply:
             if order.echoes:
                 logprobs = echo_logprobs(echo, self._prompt_rows(job, choice.prompt), rows)
             else:
-                logprobs = completion_logprobs(rows, 0)
+                logprobs = completion_logprobs(rows, TextOffsets())
         shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}
         if order.num_prompt_logprobs is not None:
             shown["prompt_logprobs"] = prompt_logprobs(self._prompt_rows(job, choice.prompt))

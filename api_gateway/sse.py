@@ -12,7 +12,7 @@ from api_gateway.bulks import Bulks
 from api_gateway.chunks import Chunks, frame
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
-from api_gateway.logprobs import chat_logprobs, completion_logprobs
+from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, ms, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import answer_rows, finish_word, ids_of, stop_reason
@@ -47,7 +47,7 @@ class EventStream:
         self._bulks = [Bulks() for _ in job.choices]
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
-        self._shown_chars = [0] * order.num_choices
+        self._offsets = [TextOffsets() for _ in job.choices]
         self._num_bytes = 0
         self.is_started = False
         metrics.streams.inc()
@@ -151,9 +151,7 @@ class EventStream:
         rows = answer_rows(choice, choice.take_logprobs())
         if self._order.is_chat:
             return chat_logprobs(rows)
-        shown = completion_logprobs(rows, self._shown_chars[choice.index])
-        self._shown_chars[choice.index] += sum(map(len, shown["tokens"]))
-        return shown
+        return completion_logprobs(rows, self._offsets[choice.index])
 
     def _last(self, choice: Choice) -> bytes:
         """Return the chunk that says how a choice ended."""

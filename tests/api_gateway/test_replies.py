@@ -170,11 +170,11 @@ async def test_echo_with_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer
 async def test_the_first_token_of_an_echo_is_its_own(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
-    """A character that two tokens share shows as U+FFFD in both."""
+    """A character that two tokens share shows as U+FFFD in both, and has one place in the text."""
 
     def cut(stream: Stream, slot: int) -> None:
         stream.start(slot, 4)
-        stream.prompt_logprobs(slot, "h", "\ufffd", "\ufffd", "llo", first=0)
+        stream.prompt_logprobs(slot, "h", b"\xc3", b"\xa9", "llo", first=0)
         stream.token(slot, "!", logprob=-0.25)
         stream.finish(slot)
 
@@ -182,7 +182,31 @@ async def test_the_first_token_of_an_echo_is_its_own(
     body = completion(prompt="héllo", echo=True, logprobs=1)
     shown = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
     assert shown["tokens"] == ["h", "\ufffd", "\ufffd", "llo", "!"]
-    assert shown["text_offset"] == [0, 1, 2, 3, 6] and shown["token_logprobs"][0] is None
+    assert shown["text_offset"] == [0, 1, 1, 2, 5] and shown["token_logprobs"][0] is None
+
+
+async def test_offsets_are_places_in_the_text(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """A token that the tokenizer has put before the prompt has no room in it; streams count on."""
+
+    def begun(stream: Stream, slot: int) -> None:
+        stream.start(slot, 3)
+        stream.prompt_logprobs(slot, "<s>", b"\xc3", b"\xa9", b"\xf0", first=0)
+        stream.token(slot, "ab", logprob=-0.25)
+        stream.token(slot, "é", logprob=-0.25)
+        stream.token(slot, "c", logprob=-0.25)
+        stream.finish(slot)
+
+    fake.script = begun
+    body = completion(prompt="é\ufffd", echo=True, logprobs=1)
+    choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
+    assert choice["text"] == "é\ufffdabéc"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 2, 4, 5]
+    body = completion(logprobs=1, stream=True)
+    stream = events((await client.post(COMPLETIONS, json=body)).text)
+    rows = [c["logprobs"] for event in stream for c in event["choices"] if c["logprobs"]]
+    assert [at for row in rows for at in row["text_offset"]] == [0, 2, 3]
 
 
 async def test_stop_id_0_is_told(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

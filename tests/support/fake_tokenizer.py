@@ -110,14 +110,14 @@ class Stream:
     def bulk(self, slot: int, **body: Any) -> None:
         self.outbox.put_nowait(TextMessage(bulk=TextBulk(slot=slot, **body)))
 
-    def prompt_logprobs(self, slot: int, *tokens: str, first: int = 1) -> None:
+    def prompt_logprobs(self, slot: int, *tokens: str | bytes, first: int = 1) -> None:
         """Send rows of prompt tokens; their ids are their indices, the one alternative is 99."""
         rows = [
             TextLogprobs(
                 slot=slot,
                 index=index,
                 entries=[
-                    TextLogprob(token_id=index, logprob=-index, token=token),
+                    logprob_entry(token, -index, index),
                     TextLogprob(token_id=99, logprob=-0.5, token="~"),
                 ],
             )
@@ -152,8 +152,10 @@ class Stream:
         self.outbox.put_nowait(None)
 
 
-def logprob_entry(text: str, logprob: float) -> TextLogprob:
-    return TextLogprob(token_id=1, logprob=logprob, token=text, token_bytes=text.encode())
+def logprob_entry(token: str | bytes, logprob: float, token_id: int = 1) -> TextLogprob:
+    raw = token if isinstance(token, bytes) else token.encode()
+    text = raw.decode("utf-8", "replace")
+    return TextLogprob(token_id=token_id, logprob=logprob, token=text, token_bytes=raw)
 
 
 def echo(words: str = "Hello there, wörld") -> Callable[[Stream, int], None]:
