@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -40,6 +41,10 @@ STOP_TIMEOUT_S = 1.0
 WATCH_INTERVAL_S = 0.5
 MAX_WATCH_GAP_S = 2.0
 """Looks at the schedulers further apart than this mean that the front itself has slept."""
+RETRY_S = 1.0
+"""Between a scheduler that ended before its workers had a lease, and the next one for them."""
+NUMBER_BYTES = 10
+"""What a replica's number may add to the path of its socket."""
 
 
 class Listener(NamedTuple):
@@ -66,11 +71,12 @@ class Registry:
         self._config = config
         self._fleet = fleet
         self._listener = listener
-        self._folder = tempfile.TemporaryDirectory(prefix="millrace-")
+        self._folder = socket_folder()
         router: Router[FromWorker] = Router(context, address, FromWorker)
         self.port = router.port
         self._door: Inbox[FromWorker] = Inbox(router, self._hear)
         self._lone: dict[bytes, Hello] = {}
+        self._unleased: dict[int, dict[bytes, Hello]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._is_closing = False
@@ -126,13 +132,28 @@ class Registry:
 
     def _start(self, members: tuple[bytes, ...]) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
-        hellos = {peer: self._lone.pop(peer) for peer in members}
+        hellos = self._unleased[number] = {peer: self._lone.pop(peer) for peer in members}
         task = asyncio.create_task(self._live(number, hellos))
         self._tasks[number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        task.add_done_callback(lambda task: self._over(number, task))
+
+    def _over(self, number: int, task: asyncio.Task[None]) -> None:
+        """Forget a life that is over; workers it has given no lease are for the next one."""
+        self._tasks.pop(number, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and number in self._fleet.replicas:
+            self._lose(self._fleet.replicas[number], f"its scheduler does not start: {error!r}")
+        if waiting := self._unleased.pop(number, None):
+            asyncio.get_running_loop().call_later(RETRY_S, self._try_again, waiting)
+
+    def _try_again(self, hellos: dict[bytes, Hello]) -> None:
+        if not self._is_closing:
+            self._lone |= hellos
+            self._form()
 
     def _lease(self, replica: Replica, hellos: dict[bytes, Hello], port: int) -> None:
         """Give every member its rank; whoever had none when one turns out gone stays lone."""
+        self._unleased.pop(replica.number, None)
         for rank, peer in enumerate(replica.members):
             try:
                 self._door.send(peer, Lease(replica.number, rank, self._config.world_size, port))
@@ -238,6 +259,15 @@ class Registry:
             end(process)
         await asyncio.gather(*self._tasks.values())
         self._folder.cleanup()
+
+
+def socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder of ours alone: in /tmp where the path of TMPDIR is too long for a socket's."""
+    folder = tempfile.TemporaryDirectory(prefix="millrace-")
+    if len(os.fsencode(folder.name)) + 1 + NUMBER_BYTES <= zmq.IPC_PATH_MAX_LEN:
+        return folder
+    folder.cleanup()
+    return tempfile.TemporaryDirectory(prefix="millrace-", dir="/tmp")
 
 
 def end(process: asyncio.subprocess.Process) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import zmq
@@ -115,6 +119,41 @@ async def test_a_killed_scheduler_is_missed_and_replaced() -> None:
         await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
         await served(caller, 2)
         new.die()
+
+
+async def test_a_temporary_folder_too_long_for_sockets_is_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("x" * 110)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        await served(caller, 1)
+        worker.die()
+    assert not list(long.iterdir())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_scheduler_that_cannot_start_is_tried_again(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        spawn = stack.registry._spawn
+        failures = iter([BlockingIOError(errno.EAGAIN, "no process to be had")])
+
+        async def fail_once(number: int, address: str) -> asyncio.subprocess.Process:
+            for error in failures:
+                if at_once:
+                    raise error
+                return await asyncio.create_subprocess_exec("false")
+            return await spawn(number, address)
+
+        monkeypatch.setattr(stack.registry, "_spawn", fail_once)
+        worker = FakeWorker(stack.registry.port)
+        await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
+        await served(caller, 1)
+        worker.die()
 
 
 async def test_a_stopped_scheduler_is_lost_and_killed() -> None:
