@@ -159,6 +159,14 @@ def test_a_gpu_has_one_worker() -> None:
     assert f"mkdir -p {SHARED}" in stage("worker-gpu")
 
 
+def test_a_gpu_worker_is_told_what_a_worker_is_told() -> None:
+    told = {name: COMPOSE["services"][name]["environment"] for name in ("worker", "worker-gpu")}
+    of_cpus = {"MILLRACE_WORKER_KERNEL_LEVEL", "MILLRACE_WORKER_THREADS"}
+    assert told["worker"].keys() - told["worker-gpu"].keys() == of_cpus
+    both = told["worker"].keys() & told["worker-gpu"].keys() - {"MILLRACE_WORKER_DEVICE"}
+    assert {n: told["worker"][n] for n in both} == {n: told["worker-gpu"][n] for n in both}
+
+
 @pytest.mark.parametrize("profiles", [(), ("observability",), ("redis", "observability", "gpu")])
 def test_the_local_runner_runs_the_tiers_alone(profiles: tuple[str, ...]) -> None:
     file = load(ROOT / "docker-compose.yml", {"PORT": "8123"}, frozenset(profiles))
