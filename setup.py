@@ -1,6 +1,7 @@
 """Compile the CPU kernels while the project is installed, so that no machine does it at first use.
 
-Without a compiler the installation goes on and says so; the sources travel along.
+Without a compiler the installation goes on and says so; the sources travel along. `millrace up`
+of a wheel reads the compose file beside the packages, where it lies in a clone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+COMPOSE = "docker-compose.yml"
 
 
 class BuildWithKernels(build_py):
@@ -21,6 +23,10 @@ class BuildWithKernels(build_py):
         if (ROOT / "worker/kernels").exists():  # an image installs dependencies before the code
             compile_kernels()
         super().run()
+        compose = ROOT / COMPOSE  # not there when an image installs dependencies
+        if compose.exists() and not self.editable_mode:
+            self.mkpath(self.build_lib)
+            self.copy_file(str(compose), str(Path(self.build_lib) / COMPOSE))
 
 
 def compile_kernels() -> None:

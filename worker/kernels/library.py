@@ -83,10 +83,19 @@ def load_library() -> Library | None:
     """Load the packaged library, or the cached one, or compile; None, and one line, without any."""
     compiler = inherited({}).get("CXX", "")  # who names one wants it used
     try:
-        packaged = None if compiler else packaged_library()
-        return Library(packaged) if packaged else compiled_library(compiler)
+        return (None if compiler else installed_library()) or compiled_library(compiler)
     except (CompileError, OSError) as error:
         log.warning("SLOW: no compiled kernels, NumPy computes: %s", error)
+        return None
+
+
+def installed_library() -> Library | None:
+    """Load what the installer compiled; None without, or when it was linked for another system."""
+    path = packaged_library()
+    try:
+        return Library(path) if path else None
+    except OSError as error:
+        log.warning("the packaged kernels do not load here: %s", error)
         return None
 
 

@@ -206,6 +206,24 @@ def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
     assert "compiled at every start" in caplog.text and str(tmp_path / "taken") in caplog.text
 
 
+def test_a_packaged_library_of_another_system_is_left_for_a_compiled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = load_library()
+    assert there is not None
+    (foreign := tmp_path / "packaged.so").write_bytes(b"linked for a newer libc")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(libraries, "packaged_library", lambda: foreign)
+    monkeypatch.setattr(libraries, "compiled_library", lambda compiler: there)
+    load_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert load_library() is there
+    finally:
+        load_library.cache_clear()
+    assert "packaged kernels do not load here" in caplog.text and str(foreign) in caplog.text
+
+
 def test_the_packaged_library_counts_for_its_own_sources_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
