@@ -24,7 +24,10 @@ def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
 
     `user_timeout_s`: the kernel drops connections whose peer takes no data for this long.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise PortTaken(f"host {host!r} cannot be listened on: {error.strerror}") from error
     is_taken = port != 0 and not can_bind(family, address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

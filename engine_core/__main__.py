@@ -50,12 +50,13 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     listener = Listener(
         front.replica_ready, front.replica_output, replica_lost, front.replica_answer
     )
+    # The first port to be claimed: a taken one ends this before there is a server to be stopped.
+    side = metrics.serve(settings.metrics_host, settings.metrics_port, series, front.reasons)
     address = f"tcp://{settings.host}:{settings.registry_port}"
     registry = Registry(context, address, scheduler_config(settings, tenants), fleet, listener)
     server = rpc.new_server()
     add_EngineServicer_to_server(front, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
-    side = metrics.serve(settings.metrics_host, settings.metrics_port, series, front.reasons)
     ticker = asyncio.create_task(front.tick())
     stopping = stop_signals()
     freeze_heap()

@@ -105,6 +105,11 @@ def test_an_exclusive_port_is_refused() -> None:
             listen("127.0.0.1", port, 30)
 
 
+def test_a_host_without_an_address_is_refused() -> None:
+    with pytest.raises(PortTaken, match="host 'no.such.invalid' cannot be listened on: "):
+        listen("no.such.invalid", 0, 30)
+
+
 def test_bad_settings_end_in_one_line() -> None:
     for option, word in (
         ("--port=x", "port"),
