@@ -18,7 +18,7 @@ from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
-from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder
+from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder, folder_name
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
@@ -111,7 +111,7 @@ class InProcessClient:
 async def open_in_process(model: str | Path | None, options: ModelOptions) -> InProcessClient:
     """Load a model folder; raise InvalidRequest when it cannot be served."""
     folder = DEMO_MODEL if model is None else Path(model)
-    name = DEMO_NAME if model is None else folder.resolve().name
+    name = DEMO_NAME if model is None else folder_name(folder)
     metrics = TokenizerMetrics(CollectorRegistry())
     text: TextModel | None = None
     try:

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,14 @@ def is_listening(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def is_ipv4(host: str) -> bool:
+    """Tell whether `host` is an IPv4 address in numbers."""
+    try:
+        return str(IPv4Address(host)) == host
+    except AddressValueError:
+        return False
 
 
 def is_address(host: str) -> bool:

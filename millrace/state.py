@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.errors import CommandError
 from millrace.processes import ProcessId, is_alive
 
 
@@ -45,9 +46,17 @@ class StateFolder:
         self._file = folder / "state.json"
 
     def lock(self) -> int | None:
-        """Take the runner's lock: a descriptor to keep open, or None when another runner has it."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        """Take the runner's lock: a descriptor to keep open, or None when another runner has it.
+
+        Raises CommandError where the folder cannot be written.
+        """
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CommandError(
+                f"{self.folder} cannot be written: {error.strerror}; give another: --state FOLDER"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -65,8 +74,10 @@ class StateFolder:
         """Return the last written state, None when nothing has run or all was stopped."""
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=RunState)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None  # never ran, or written by another version
+        except OSError as error:
+            raise CommandError(f"{self._file} cannot be read: {error.strerror}") from error
 
     def running(self) -> RunState | None:
         """Return the state of the stack when its runner lives."""

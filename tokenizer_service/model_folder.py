@@ -5,6 +5,7 @@ Knows file formats; knows neither tokenizer nor template engines.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def name_of(path: Path, served_name: str) -> str:
     """
     if served_name.startswith(("/", "./", "../", "~")):
         return Path(served_name).name
-    return served_name or path.resolve().name
+    return served_name or Path(os.path.realpath(path)).name
 
 
 def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:

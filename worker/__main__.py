@@ -38,7 +38,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.interrupt())
         server.run()
-    except (ModelFolderError, PortTaken, ValueError, OSError) as error:
+    except (ModelFolderError, PortTaken, ValueError, OSError, MemoryError) as error:
         sys.exit(f"worker: {error}")
 
 

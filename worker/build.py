@@ -42,6 +42,7 @@ from worker.weights import FolderWeights
 
 MAX_UBATCH_TOKENS = 2048
 MAX_ROWS = 512
+MAX_THREADS = 1024
 """Rows of a pass; it takes room for their block tables."""
 MAX_LOGITS = 512
 """Positions of a pass that want logits: 300 MB with the largest vocabularies."""
@@ -239,8 +240,8 @@ def load_model(
         raise ValueError(f"device is {device!r}, allowed: {', '.join(DEVICES)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
-    if num_threads < 0:
-        raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) or more")
+    if not 0 <= num_threads <= MAX_THREADS:
+        raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) to {MAX_THREADS}")
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = read_config(folder)

@@ -14,13 +14,14 @@ from common.settings import SERVICES, SettingsError, from_file, inherited
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, place
-from millrace.processes import free_port, is_address, is_alive, is_listening, listener
+from millrace.processes import free_port, is_address, is_alive, is_ipv4, is_listening, listener
 from millrace.project import (
     DEMO_MODEL,
     DEMO_NAME,
     Project,
     check_length,
     check_model_folder,
+    folder_name,
     project,
     stop_command,
 )
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
     option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
     loading.add_arguments(parser)
-    option("--host", metavar="IP", help="interface to listen on (default: 127.0.0.1)")
+    option("--host", metavar="IP", help="IPv4 address to listen on (default: 127.0.0.1)")
     option("--port", type=loading.port, metavar="PORT", help="port of the API (default: 8000)")
     option("--gateways", type=loading.count, metavar="G", help="processes of the gateway")
     option("--tokenizers", type=loading.count, metavar="T", help="processes of the text tier")
@@ -107,13 +108,16 @@ def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
         value = getattr(args, option)
         if value is not None:
             path = isinstance(value, Path)
-            variables[name] = str(value.resolve()) if path else str(value)
+            variables[name] = os.path.realpath(value) if path else str(value)
     folder = variables.get("MODEL")
-    name = Path(folder).resolve().name if folder else DEMO_NAME
+    name = folder_name(Path(folder)) if folder else DEMO_NAME
     return {**variables, "SERVED_MODEL_NAME": variables.get("SERVED_MODEL_NAME") or name}
 
 
 def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
+    host = variables.get("LISTEN_HOST")
+    if host and not is_ipv4(host):
+        raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")
     if args.workers and args.workers % (args.tensor_parallel_size or 1):
         raise CommandError("--workers must be a multiple of --tensor-parallel-size")
     if variables.get("TENSOR_PARALLEL_SIZE", "1") != "1":
@@ -192,7 +196,8 @@ def _distinct_ports() -> Callable[[], int]:
 
 def _check_source(source: Path, target: str) -> None:
     if target == MODEL_TARGET:
-        if source.resolve() == DEMO_MODEL.resolve() and not (source / "config.json").exists():
+        demo = os.path.realpath(source) == os.path.realpath(DEMO_MODEL)
+        if demo and not (source / "config.json").exists():
             raise CommandError("the demo model is not here; give a folder: --model DIR")
         check_model_folder(source)
     elif not source.exists():

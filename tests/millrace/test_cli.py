@@ -62,7 +62,11 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
             "/nowhere/keys does not exist",
         ),
         (["--file", "{tmp}/no.yml"], "{tmp}/no.yml: [Errno 2]"),
-        (["--model", "{tmp}/model", "--host", "999.1.1.1"], "--host 999.1.1.1 is no address of"),
+        (["--model", "{tmp}/model", "--host", "9.9.9.9"], "--host 9.9.9.9 is no address of"),
+        (["--host", "::1"], "--host ::1 is no IPv4 address, such as 127.0.0.1 or 0.0.0.0"),
+        (["--host", "nonsense"], "--host nonsense is no IPv4 address"),
+        (["--model", "{tmp}/loop"], "no model folder at {tmp}/loop"),
+        (["--state", "{tmp}/file/x"], "{tmp}/file/x cannot be written: Not a directory; give"),
         (["--max-model-len", "99999"], "max_model_len is 99999, the model has 1024 positions ("),
         (["--model", "{tmp}/model", "--max-model-len", "9"], "{tmp}/model/config.json: is not"),
     ],
@@ -72,6 +76,8 @@ def test_up_refuses_in_one_line(
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
     filled = [option.replace("{tmp}", str(tmp_path)) for option in options]
     assert main(["up", "--state", str(tmp_path / "state"), *filled]) == 1
     said = capsys.readouterr().err

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -155,6 +156,16 @@ def test_a_used_port_is_named(make_stack: MakeStack) -> None:
     assert done.stderr.count("\n") == 1
     assert f"port {stack.port} is in use by pid {os.getpid()} (" in done.stderr
     assert "; use PORT=" in done.stderr
+
+
+def test_closed_standard_streams_do_not_hide_that_it_is_ready() -> None:
+    code = (
+        "from millrace import cli, runner\n"
+        "cli._open_standard_streams()\n"
+        "raise SystemExit(runner.in_background(lambda detach: detach() or 3))"
+    )
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", code]
+    assert subprocess.run(closed).returncode == 0  # 3: nobody was told
 
 
 def test_ctrl_c_stops_dependents_first(make_stack: MakeStack) -> None:
