@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable
@@ -52,18 +53,26 @@ class Console:
         self._colours = is_terminal()
 
     def write(self, name: str, text: str) -> None:
-        """Write one line of replica `name`; a reader that went away ends the echo, not the run."""
+        """Write one line of replica `name`.
+
+        A reader that went away ends the echo, a full disk costs the line: neither ends the run.
+        """
         line = f"{name:<{self._width}} | {text}"
-        if self._file.tell() > MAX_LOG_BYTES:
-            self._file.close()
-            os.replace(self._path, self._path.with_suffix(".log.1"))
-            self._file = self._path.open("ab", buffering=0)
-        self._file.write(line.encode(errors="replace") + b"\n")
+        with contextlib.suppress(OSError):
+            self._keep(line.encode(errors="replace") + b"\n")
         if self._echo:
             try:
                 print(coloured(line) if self._colours else line, flush=True)
             except OSError:
                 self._echo = False
+
+    def _keep(self, line: bytes) -> None:
+        if self._file.tell() > MAX_LOG_BYTES:
+            os.replace(self._path, self._path.with_suffix(".log.1"))
+            fresh = self._path.open("ab", buffering=0)
+            self._file.close()
+            self._file = fresh
+        self._file.write(line)
 
     def say(self, text: str) -> None:
         """Write a line of the runner itself."""

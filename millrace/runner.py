@@ -7,6 +7,7 @@ what it reports until the stack is ready goes through a pipe to the command that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -57,7 +58,7 @@ class Runner:
         self._ready = False
         self._console = Console(folder.log, [r.name for r in plan.replicas], echo)
         self._supervisor = Supervisor(
-            plan.replicas, plan.root, self._run, self._console, self._write_state
+            plan.replicas, plan.root, self._run, self._console, self._note_change
         )
 
     async def run(self, on_ready: Callable[[], None]) -> int:
@@ -66,8 +67,8 @@ class Runner:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, lambda: (hurry if stop.is_set() else stop).set())
-        guard = self._start_guard()
         self._write_state()
+        guard = self._start_guard()
         self._supervisor.start()
         try:
             return await self._until(stop, on_ready)
@@ -104,7 +105,7 @@ class Runner:
             self._report(f"gave up: {'; '.join(reasons)}. The last lines of the log:\n{last}")
             return False
         self._ready = True
-        self._write_state()
+        self._note_change()
         on_ready()
         return True
 
@@ -117,6 +118,11 @@ class Runner:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def _note_change(self) -> None:
+        """Write the state; on a disk that has become full the old one stays, and all runs on."""
+        with contextlib.suppress(CommandError):
+            self._write_state()
 
     def _write_state(self) -> None:
         runner = identify(os.getpid())

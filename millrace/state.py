@@ -65,10 +65,16 @@ class StateFolder:
         return descriptor
 
     def write(self, state: RunState) -> None:
-        """Replace the state in one step: a reader sees the old or the new one."""
+        """Replace the state in one step: a reader sees the old or the new one.
+
+        Raises CommandError where it cannot be written.
+        """
         fresh = self._file.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(state))
-        fresh.replace(self._file)
+        try:
+            fresh.write_bytes(msgspec.json.encode(state))
+            fresh.replace(self._file)
+        except OSError as error:
+            raise CommandError(f"{fresh} cannot be written: {error.strerror}") from error
 
     def read(self) -> RunState | None:
         """Return the last written state, None when nothing has run or all was stopped."""

@@ -42,6 +42,17 @@ def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert tail(log, 1) == ["millrace | line 39"]
 
 
+def test_a_full_disk_costs_lines_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Console(tmp_path / "stack.log", [], echo=True)
+    out._file.close()
+    out._file = open("/dev/full", "ab", buffering=0)
+    out.say("still told")
+    out.close()
+    assert capsys.readouterr().out == "millrace | still told\n"
+
+
 def test_tail(tmp_path: Path) -> None:
     log = tmp_path / "stack.log"
     assert tail(log, 3) == []

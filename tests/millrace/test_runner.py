@@ -158,6 +158,31 @@ def test_a_used_port_is_named(make_stack: MakeStack) -> None:
     assert "; use PORT=" in done.stderr
 
 
+def test_a_state_that_cannot_be_written_stops_no_stack(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    assert stack.call("up", "--detach").returncode == 0
+    (stack.folder.folder / "state.new").mkdir()  # as a full disk: root may write anywhere else
+    state = stack.folder.read()
+    assert state is not None
+    one = next(r for r in state.replicas if r.process)
+    assert one.process is not None
+    os.kill(one.process.pid, signal.SIGKILL)
+    eventually(lambda: f"{one.name} ended (signal 9)" in stack.folder.log.read_text())
+    eventually(lambda: is_listening("127.0.0.1", next(iter(one.ports.values()))))
+    assert stack.folder.running() is not None
+    assert stack.call("down").returncode == 0
+    assert stack.left() == []
+
+
+def test_a_state_that_cannot_be_written_at_first_is_one_line(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    (stack.folder.folder / "state.new").mkdir(parents=True)
+    done = stack.call("up")
+    assert done.returncode == 1
+    said = f"millrace: {stack.folder.folder / 'state.new'} cannot be written: Is a directory\n"
+    assert done.stderr == said
+
+
 def test_closed_standard_streams_do_not_hide_that_it_is_ready() -> None:
     code = (
         "from millrace import cli, runner\n"
