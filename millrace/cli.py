@@ -51,12 +51,12 @@ def usage() -> str:
 
 def _run(name: str, argv: list[str]) -> int:
     path, what = COMMANDS[name]
-    module = importlib.import_module(path)
-    if hasattr(module, "main"):
-        return int(module.main(argv))
-    parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
-    module.add_arguments(parser)
     try:
+        module = importlib.import_module(path)  # a Ctrl-C may come as early as this
+        if hasattr(module, "main"):
+            return int(module.main(argv))
+        parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
+        module.add_arguments(parser)
         return int(module.run(parser.parse_args(argv)))
     except CommandError as error:
         print(f"millrace: {error}", file=sys.stderr)

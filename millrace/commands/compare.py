@@ -74,7 +74,10 @@ def load(model: Path, side: str) -> LoadedModel:
 def ids_of(args: argparse.Namespace) -> list[int]:
     """Return the token ids of the command line; raise ValueError."""
     if args.token_ids is not None:
-        return [int(part) for part in args.token_ids.split(",")]
+        try:
+            return [int(part) for part in args.token_ids.split(",")]
+        except ValueError as error:
+            raise ValueError(f"--token-ids {args.token_ids!r} is no comma list of ids") from error
     tokenizer = load_tokenizer(read_model_folder(args.model))
     if tokenizer is None:
         raise ValueError(f"{args.model} has no tokenizer: give --token-ids")

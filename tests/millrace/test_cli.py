@@ -29,6 +29,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "0.1.0\n"
 
 
+def test_a_ctrl_c_while_a_command_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupt)
+    assert main(["generate", "x"]) == 130
+
+
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["uq"]) == 2
     assert capsys.readouterr().err.startswith("millrace: unknown command 'uq'\n")

@@ -84,7 +84,7 @@ def test_a_prompt_is_read_by_the_folders_tokenizer(
         (("--right", "dtype=int3"), "dtype is 'int3'"),
         (("--token-ids", "5,96"), "token ids are [96], allowed: one or more below 96"),
         (("--token-ids", ",".join("1" * 300)), "300 tokens, the model has 256 positions"),
-        (("--token-ids", "a"), "invalid literal"),
+        (("--token-ids", "a"), "--token-ids 'a' is no comma list of ids"),
         ((), "has no tokenizer: give --token-ids"),
     ],
 )
