@@ -30,9 +30,11 @@ def run(args: argparse.Namespace) -> int:
     if run is None:
         print("millrace: nothing is running")
         return 0
+    lived = is_alive(run.runner)
     stop(run)
     killed = child.kill_marked(run.run)
-    _check_ports(run)
+    if lived or killed:  # else it was gone before, and its ports may be a stranger's by now
+        _check_ports(run)
     _forget(state)
     print(f"millrace: stopped{f' ({killed} processes had to be killed)' if killed else ''}")
     return 0

@@ -148,6 +148,19 @@ def test_down_cleans_up_when_runner_and_guard_are_both_killed(make_stack: MakeSt
     assert stack.left() == []
 
 
+def test_down_after_a_reboot_leaves_strangers_their_ports(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    assert stack.call("up", "--detach").returncode == 0
+    state = stack.folder.read()
+    assert state is not None
+    assert stack.call("down").returncode == 0
+    stack.folder.write(state)  # what a machine that went down leaves
+    with socket.create_server(("127.0.0.1", stack.port)):
+        done = stack.call("down")
+    assert (done.returncode, done.stdout) == (0, "millrace: stopped\n")
+    assert stack.folder.read() is None
+
+
 def test_a_used_port_is_named(make_stack: MakeStack) -> None:
     stack = make_stack()
     with socket.create_server(("127.0.0.1", stack.port)):
