@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
-from api_gateway.parsers.grammar import ANY_OBJECT, closed, forced, inexact
+from api_gateway.parsers.grammar import ANY_OBJECT, forced
+from api_gateway.parsers.json_schema import binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
 from protos import limits
@@ -88,7 +89,7 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
     schema = response.json_schema.schema or {}
     schema_text(schema, f"{RESPONSE}.json_schema.schema")
     check_numbers(schema, f"{RESPONSE}.json_schema.schema")
-    return dict(closed(schema))
+    return dict(closed(binding(schema)))
 
 
 def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
@@ -104,8 +105,9 @@ def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
         return Grammar(kind=Grammar.JSON_SCHEMA, text="{}")
     if name == "json":
         schema = parsed(value, param)
+        schema_text(schema, param)
         check_numbers(schema, param)
-        return Grammar(kind=Grammar.JSON_SCHEMA, text=schema_text(schema, param))
+        return Grammar(kind=Grammar.JSON_SCHEMA, text=dumps(binding(schema)).decode())
     if name == "choice":
         if not value:
             raise refuse(f"{param} is empty", param)

@@ -56,7 +56,7 @@ class ServiceError(Exception):
 
 
 class InvalidRequest(ServiceError):
-    http_status, openai_type = 400, "invalid_request_error"
+    http_status, openai_type, default_code = 400, "invalid_request_error", "invalid_value"
 
 
 class Unauthorized(ServiceError):

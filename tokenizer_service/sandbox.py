@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 LENGTH = struct.Struct("<I")
 MEMORY_BYTES = 512 * 2**20
 START_TIMEOUT_S = 30.0
+STARTS = 2
+"""A child that is killed while it starts is no fault of the request that waits for it."""
 
 
 class Overrun(Exception):
@@ -96,6 +98,18 @@ class Sandbox:
         if self._process is not None and not has_ended(self._process):
             return self._process
         await self._kill()  # one that was killed while it idled is no fault of this request
+        return await self._fresh(STARTS)
+
+    async def _fresh(self, num_starts: int) -> Process:
+        try:
+            return await self._start()
+        except (EOFError, OSError) as error:
+            await self._kill()
+            if num_starts > 1 and not isinstance(error, TimeoutError):
+                return await self._fresh(num_starts - 1)
+            raise Internal(f"the process of {self._module} does not start: {error!r}") from error
+
+    async def _start(self) -> Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module, str(int(self._timeout_s) + 1)),
@@ -103,12 +117,8 @@ class Sandbox:
             stdout=PIPE,
             env={"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))},
         )
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await exchange(self._process, self._setup)
-        except (TimeoutError, EOFError, OSError) as error:
-            await self._kill()
-            raise Internal(f"the process of {self._module} does not start: {error!r}") from error
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await exchange(self._process, self._setup)
         return self._process
 
     async def _kill(self) -> None:

@@ -108,8 +108,8 @@ class WorkerServer:
     def _live(self) -> None:
         try:
             front = self._connect(self._engine)
-            front.send(self._hello)
             self._state = "waiting for a lease of the engine"
+            front.send(self._hello)
             lease = self._expect(wire.Lease)
             if lease.world_size > 1:
                 log.warning(

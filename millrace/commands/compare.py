@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table; return 1 when any tensor is further off than the tolerance."""
     logs.setup("millrace", "error")
+    if not args.tolerance >= 0:
+        raise CommandError(f"--tolerance is {args.tolerance:g}, it must be 0 or more")
     try:
         left, right = load(args.model, args.left), load(args.model, args.right)
         token_ids = ids_of(args)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.console import BYTES_PER_LINE, MAX_LOG_BYTES, coloured, is_terminal, tail
+from millrace.console import BYTES_PER_LINE, MAX_LOG_BYTES, RUNNER, coloured, is_terminal, tail
 from millrace.errors import CommandError
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project
@@ -30,10 +30,22 @@ def run(args: argparse.Namespace) -> int:
     state = project(args).state
     if not state.log.exists():
         raise CommandError("there are no logs here; start it with: millrace up")
+    _check_names(state, args.services)
     show = coloured if is_terminal() else str
     for line in _lines(state, args):
         print(show(line), flush=True)
     return 0
+
+
+def _check_names(state: StateFolder, services: list[str]) -> None:
+    """Refuse a name that no line will ever have, as far as the run that logs is known."""
+    if (run := state.read()) is None:
+        return
+    known = [RUNNER, *dict.fromkeys(replica.service for replica in run.replicas)]
+    names = {*known, *(replica.name for replica in run.replicas)}
+    for service in services:
+        if service not in names:
+            raise CommandError(f"no service {service} here; there are {', '.join(known)}")
 
 
 def _lines(state: StateFolder, args: argparse.Namespace) -> Iterator[str]:

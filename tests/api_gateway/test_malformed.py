@@ -187,6 +187,8 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(structured_outputs={"regex": "a", "choice": ["b"]}), "structured_outputs"),
     (CHAT, chat(structured_outputs={"json": "{"}), "structured_outputs.json"),
     (CHAT, chat(structured_outputs={"json": "[]"}), "structured_outputs.json"),
+    (CHAT, chat(structured_outputs={"json": '{"not":' * 900 + "{}" + "}" * 900}),
+     "structured_outputs.json"),
     (CHAT, chat(structured_outputs={"choice": []}), "structured_outputs.choice"),
     (CHAT, chat(structured_outputs={"regex": "x" * 65_537}), "structured_outputs.regex"),
     (CHAT, chat(structured_outputs={"structural_tag": "x"}), "structured_outputs.structural_tag"),

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from api_gateway.parsers.grammar import closed
 from protos.common_pb2 import IGNORED, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, events, tool
@@ -253,39 +252,6 @@ async def test_calls_in_history_reach_the_template(
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
         history[4],
     ]
-
-
-def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
-    point = {"properties": {"x": {"type": "integer"}}}
-    shut = {**point, "additionalProperties": False}
-    assert closed({"items": point, "enum": [point]}) == {"items": shut, "enum": [point]}
-    assert closed({"properties": {"properties": point}})["properties"] == {"properties": shut}
-    for left in (
-        {**point, "additionalProperties": True},
-        {"allOf": [point, point]},
-        {**point, "if": point},
-        {"type": "object"},
-    ):
-        assert closed(left) == left
-
-
-def test_objects_that_are_described_in_parts_stay_open() -> None:
-    """A part that is shut would shut the others out: nothing would fit the schema any more."""
-    x, y = ({"properties": {name: True}, "required": [name]} for name in "xy")
-    named = {"$defs": {"X": x}, "$ref": "#/$defs/X"}
-    for left in (
-        {**x, "anyOf": [y]},
-        {"anyOf": [x], "oneOf": [y]},
-        {**named, **y},
-        {"$defs": {"X": x}, "properties": {"a": {"allOf": [{"$ref": "#/$defs/X"}, y]}}},
-        {"$defs": {"X": x}, **y, "anyOf": [{"anyOf": [{"$ref": "#/$defs/X"}]}]},
-        {"properties": {"x": True}, "required": ["x", "y"]},
-    ):
-        assert closed(left) == left
-    shut = {**x, "additionalProperties": False}
-    assert closed({**named, "title": "one"}) == {**named, "title": "one", "$defs": {"X": shut}}
-    assert closed({"type": "object", "anyOf": [x]})["anyOf"] == [shut]
-    assert closed({**x, "enum": [{**named, **y}]}) == {**shut, "enum": [{**named, **y}]}
 
 
 async def test_integers_that_would_come_out_rounded_are_refused_where_they_bind(

@@ -85,6 +85,7 @@ def test_a_prompt_is_read_by_the_folders_tokenizer(
         (("--token-ids", "5,96"), "token ids are [96], allowed: one or more below 96"),
         (("--token-ids", ",".join("1" * 300)), "300 tokens, the model has 256 positions"),
         (("--token-ids", "a"), "--token-ids 'a' is no comma list of ids"),
+        (("--tolerance", "nan"), "--tolerance is nan, it must be 0 or more"),
         ((), "has no tokenizer: give --token-ids"),
     ],
 )

@@ -45,6 +45,9 @@ def test_up_gives_every_replica_its_ports_and_down_takes_all_away(make_stack: Ma
     assert "middle-2" in status.stdout
     assert "fake: listening" in stack.call("logs", "door").stdout
     assert "middle" not in stack.call("logs", "door-1").stdout
+    unknown = stack.call("logs", "gate")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "no service gate here; there are millrace, bottom, middle, door" in unknown.stderr
 
     with subprocess.Popen(
         stack.command("logs", "-f", "millrace"), stdout=subprocess.PIPE, text=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest, Unprocessable
+from tokenizer_service import sandbox
 from tokenizer_service.template_process import TemplateProcess
 
 GOOD = "{% if messages[0].bad %}{BAD}{% endif %}{{ bos_token }}{{ messages[0].content }}"
@@ -104,6 +106,25 @@ async def test_a_child_that_died_idle_is_replaced_and_nobody_is_blamed(is_notice
             await dead.wait()
         assert await child.render(USER) == "<s>é<b>"
         assert child.sandbox._process is not dead
+
+
+async def test_a_child_that_dies_while_it_starts_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Process] = []
+    exchange = sandbox.exchange
+
+    async def killing(child: Process, message: bytes) -> bytes:
+        if child not in started:
+            started.append(child)
+            if len(started) == 1:
+                child.kill()
+        return await exchange(child, message)
+
+    monkeypatch.setattr(sandbox, "exchange", killing)
+    async with process() as child:
+        assert await child.render(USER) == "<s>é<b>"
+    assert len(started) == 2
 
 
 async def test_closing_ends_what_waits() -> None:

@@ -122,9 +122,10 @@ bool floats_in_one_stream(int64_t num_tiles, int64_t weight_bytes) {
          is_in_memory(weight_bytes);
 }
 
+// By a lone tile.
 template <class W>
-int64_t fetched_ahead(int64_t num_rows, int64_t weight_bytes) {
-  if (floats_in_one_stream<W>(1, weight_bytes)) return stream_ahead(num_rows);
+int64_t fetched_ahead(bool one_stream, int64_t num_rows) {
+  if (one_stream) return stream_ahead(num_rows);
   return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 
@@ -140,10 +141,10 @@ void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, co
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* wanted = weights;
   if (next.num_panels) wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
-  bool one = floats_in_one_stream<W>(tiles.count, order.num_panels * panel);
+  bool one = order.one_stream;
   bool keep = (keeps<W> || W::INPUTS == 2) && !one && tiles.count > FEW_TILES<W>;
   Fetch fetch(weights, panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count, fetched_ahead<W>(tiles.num_rows, order.num_panels * panel));
+              tiles.count, fetched_ahead<W>(one, tiles.num_rows));
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;
@@ -186,7 +187,9 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
   if (floats_in_one_stream<W>(tiles.count, panels * bytes)) {
     // Passes are alike: what one fetches is all of the next.
     int64_t pass = ceil_div(ceil_div(padded, ceil_div(padded, STREAM_PASS)), BLOCK) * BLOCK;
-    return Order::of_streams(panels, padded, 1, pass, bytes, num_threads);
+    Order order = Order::of_streams(panels, padded, 1, pass, bytes, num_threads);
+    order.one_stream = true;
+    return order;
   }
   if (tiles.count == 1) {
     int64_t row_bytes = tiles.num_rows * int64_t(sizeof(typename W::Input)) / W::INPUTS;

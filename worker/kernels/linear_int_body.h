@@ -263,7 +263,7 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
   const uint8_t* weights = a.weight + now.panel * panel + panel_bytes(W::FORMAT, now.k);
   const uint8_t* scales = a.scales + now.panel * scale_bytes + first_group * PANEL * 2;
   const uint8_t* wanted = weights;
-  bool one = ints_in_one_stream<W>(tiles.num_rows, order.num_panels * panel);
+  bool one = order.one_stream;
   if (next.num_panels) {
     wanted = a.weight + next.panel * panel + panel_bytes(W::FORMAT, next.k);
     const uint8_t* soon = a.scales + next.panel * scale_bytes + next.k / a.group * PANEL * 2;

@@ -27,6 +27,7 @@ struct Order {
   int64_t stride = 1;  // from panel to panel of a piece
   int64_t step;        // from piece to piece
   bool apart = false;
+  bool one_stream = false;  // a thread reads one panel after the other
 
   // `cached` inputs of all rows stay in the second cache. Where those of the model are more, many
   // panels go by before the next ones are fetched.
@@ -63,6 +64,7 @@ struct Order {
     int64_t at_once = taken(num_panels, panel_bytes, num_threads), width = min_of(MOST, at_once);
     Order order(num_panels, num_inputs, width, num_inputs, 2 * num_inputs);
     order.unit = at_once / width * width;
+    order.one_stream = true;
     return order;
   }
 

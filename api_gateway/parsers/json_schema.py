@@ -1,0 +1,127 @@
+"""What of a client's JSON schema binds an answer, and what cannot be kept to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+VALUES = frozenset({"enum", "const", "default", "examples", "properties", "allOf", "if", "not"})
+"""Keywords under which closed() changes nothing, or which it looks at apart."""
+OPEN = frozenset(
+    {
+        "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
+        "allOf", "if", "$ref", "dependentSchemas", "anyOf", "oneOf", "minProperties",
+    }
+)  # fmt: skip
+OWN = OPEN - {"allOf", "if", "$ref", "anyOf", "oneOf"} | {"properties", "required", "maxProperties"}
+"""Keywords with which a schema itself describes an object."""
+COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "if")
+DATA = frozenset({"enum", "const", "default", "examples"})
+BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords that hold data, and those that hold schemas by names of the client's."""
+FORMATS = frozenset(
+    {
+        "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+    }
+)  # fmt: skip
+"""Those that are kept to. By the standard a format is a remark unless somebody checks it."""
+
+
+def binding(schema: Any) -> Any:
+    """Return `schema` without what asks for nothing: other FORMATS, and `uniqueItems: false`."""
+    if isinstance(schema, list):
+        return [binding(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {}
+    for key, value in schema.items():
+        is_remark = key == "format" and isinstance(value, str) and value not in FORMATS
+        if is_remark or (key == "uniqueItems" and value is False):
+            continue
+        if key in BY_NAME and isinstance(value, dict):
+            shown[key] = {name: binding(part) for name, part in value.items()}
+        else:
+            shown[key] = value if key in DATA else binding(value)
+    return shown
+
+
+def closed(schema: Any) -> Any:
+    """Return `schema` without properties that it does not name, where it does not speak of them.
+
+    As the strict modes of other engines: what comes out still fits the schema, and a weak model
+    comes to an end. An object that is described in parts (under allOf and its like) stays open, for
+    each part would shut the others out; so does all, where a part is what a $ref names, for the
+    same definition may be a part here and a whole elsewhere.
+    """
+    return schema if any(map(has_named_part, subschemas(schema))) else shut(schema)
+
+
+def shut(schema: Any) -> Any:
+    """Do what closed() says in a schema of which no part is a $ref."""
+    if isinstance(schema, list):
+        return [shut(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = VALUES.union(COMBINING) if is_in_parts(schema) else VALUES
+    shown = {key: value if key in kept else shut(value) for key, value in schema.items()}
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        shown["properties"] = {k: shut(v) for k, v in properties.items()}
+        required = schema.get("required")
+        is_whole = not isinstance(required, list) or all(name in properties for name in required)
+        if is_whole and not OPEN & schema.keys():
+            shown["additionalProperties"] = False
+    return shown
+
+
+def is_in_parts(schema: Mapping[str, Any]) -> bool:
+    """Whether what fits `schema` must fit several descriptions at once."""
+    parts = [key for key in COMBINING if key in schema]
+    together = schema.get("allOf")
+    num_together = len(together) if isinstance(together, list) else 0
+    return len(parts) + bool(OWN & schema.keys()) > 1 or num_together > 1
+
+
+def has_named_part(schema: Mapping[str, Any]) -> bool:
+    """Whether `schema` is in parts and one of them, or something in one, is what a $ref names."""
+    if not is_in_parts(schema):
+        return False
+    parts = {key: schema[key] for key in COMBINING if key in schema}
+    return any("$ref" in part for part in subschemas(parts))
+
+
+def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield `schema` and all schemas in it."""
+    below: list[Any] = schema if isinstance(schema, list) else []
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key in BY_NAME and isinstance(value, dict):
+                below.extend(value.values())
+            elif key not in DATA:
+                below.append(value)
+    for item in below:
+        yield from subschemas(item)
+
+
+def inexact(schema: Any) -> int | None:
+    """Return an integer of an enum or const that would come out as another, None without one.
+
+    llguidance writes numbers as the shortest digits of a float64.
+    """
+    for part in subschemas(schema):
+        for value in integers([part.get("enum"), part.get("const")]):
+            is_small = abs(value) <= 2**53
+            if not is_small and (abs(value) > 2**1000 or Decimal(repr(float(value))) != value):
+                return value
+    return None
+
+
+def integers(value: Any) -> Iterator[int]:
+    """Yield all integers in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from integers(item)

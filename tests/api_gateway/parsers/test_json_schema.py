@@ -1,0 +1,53 @@
+"""What of a schema binds."""
+
+from __future__ import annotations
+
+from api_gateway.parsers.json_schema import binding, closed
+
+
+def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
+    point = {"properties": {"x": {"type": "integer"}}}
+    shut = {**point, "additionalProperties": False}
+    assert closed({"items": point, "enum": [point]}) == {"items": shut, "enum": [point]}
+    assert closed({"properties": {"properties": point}})["properties"] == {"properties": shut}
+    for left in (
+        {**point, "additionalProperties": True},
+        {"allOf": [point, point]},
+        {**point, "if": point},
+        {"type": "object"},
+    ):
+        assert closed(left) == left
+
+
+def test_objects_that_are_described_in_parts_stay_open() -> None:
+    """A part that is shut would shut the others out: nothing would fit the schema any more."""
+    x, y = ({"properties": {name: True}, "required": [name]} for name in "xy")
+    named = {"$defs": {"X": x}, "$ref": "#/$defs/X"}
+    for left in (
+        {**x, "anyOf": [y]},
+        {"anyOf": [x], "oneOf": [y]},
+        {**named, **y},
+        {"$defs": {"X": x}, "properties": {"a": {"allOf": [{"$ref": "#/$defs/X"}, y]}}},
+        {"$defs": {"X": x}, **y, "anyOf": [{"anyOf": [{"$ref": "#/$defs/X"}]}]},
+        {"properties": {"x": True}, "required": ["x", "y"]},
+    ):
+        assert closed(left) == left
+    shut = {**x, "additionalProperties": False}
+    assert closed({**named, "title": "one"}) == {**named, "title": "one", "$defs": {"X": shut}}
+    assert closed({"type": "object", "anyOf": [x]})["anyOf"] == [shut]
+    assert closed({**x, "enum": [{**named, **y}]}) == {**shut, "enum": [{**named, **y}]}
+
+
+def test_what_asks_for_nothing_is_left_out() -> None:
+    secret = {"type": "string", "format": "password"}
+    day = {"type": "string", "format": "date"}
+    unbound = {"type": "string"}
+    items = {"type": "array", "items": secret, "uniqueItems": False}
+    assert binding({"properties": {"format": secret, "uniqueItems": day}}) == {
+        "properties": {"format": unbound, "uniqueItems": day}
+    }
+    assert binding({"anyOf": [items, {"uniqueItems": True}]}) == {
+        "anyOf": [{"type": "array", "items": unbound}, {"uniqueItems": True}]
+    }
+    data = {"enum": [secret], "const": secret, "default": secret}
+    assert binding(data) == data
