@@ -124,12 +124,12 @@ class StepDecoder:
 
     @staticmethod
     def _add_progress(step: StepText, choice: Choice | None, told: PromptProgress) -> None:
-        """Keep the last word, with the first token; show those before it to who asked for them."""
+        """Keep the last word, which comes with the first token; show all to who asked for them."""
         if choice is None or not choice.is_open:
             return
         if told.HasField("timings"):
             choice.begun = told
-        if told.HasField("timings") or not choice.ticket.request.limits.report_progress:
+        if not choice.ticket.request.limits.report_progress:
             return
         shown = PromptProgress()
         shown.CopyFrom(told)

@@ -94,6 +94,10 @@ async def test_progress_passes_with_the_gateways_slot(build: Build) -> None:
     stage.step(progress=[told])
     (shown,) = stage.gateway.batches[-1].progress
     assert (shown.slot, shown.num_total, shown.num_cached, shown.num_computed) == (5, 100, 20, 60)
+    last = PromptProgress(slot=0, num_total=100, num_computed=100, timings=Timings())
+    stage.step((0, 0, "a"), progress=[last])  # the only one of a prompt that fits one step
+    (shown,) = stage.gateway.batches[-1].progress
+    assert (shown.slot, shown.num_computed) == (5, 100)
 
 
 async def test_an_end_by_a_stop_string_knows_what_the_engine_said_with_the_first_token(
