@@ -55,6 +55,11 @@ class TokenizerMetrics:
         self.live_streams = Gauge(
             "millrace_tokenizer_live_streams", "Choices in an engine", registry=registry
         )
+        self.replaying_streams = Gauge(
+            "millrace_tokenizer_replaying_streams",
+            "Choices whose engine was lost, waiting for one that takes them",
+            registry=registry,
+        )
         self.held_streams = Gauge(
             "millrace_tokenizer_held_streams",
             "Choices whose last characters may become a stop string",
@@ -68,11 +73,13 @@ class TokenizerMetrics:
         self,
         pending: Callable[[], int],
         live: Callable[[], int],
+        replaying: Callable[[], int],
         held: Callable[[], int],
         ready: Callable[[], int],
     ) -> None:
         """Read the gauges from these at each scrape."""
         self.pending.set_function(pending)
         self.live_streams.set_function(live)
+        self.replaying_streams.set_function(replaying)
         self.held_streams.set_function(held)
         self.ready_engines.set_function(ready)

@@ -96,10 +96,11 @@ class TextPipeline:
         self.sessions: dict[int, Session] = {}
         self._tickets: dict[tuple[str, str], list[Ticket]] = {}
         self._last_session = 0
-        self._num_pending = 0
+        self._num_pending = self._num_replaying = 0
         metrics.watch(
             pending=lambda: self._num_pending,
             live=lambda: sum(len(seat.live) for seat in self.seats.all()),
+            replaying=lambda: self._num_replaying,
             held=self._num_held,
             ready=lambda: sum(seat.is_ready for seat in self.seats.all()),
         )
@@ -317,6 +318,7 @@ class TextPipeline:
         self._spawn(choice.ticket, self._resend(choice, choice.replay_until_s))
 
     async def _resend(self, choice: Choice, until_s: float) -> None:
+        self._num_replaying += 1
         try:
             if choice.attempt >= MAX_ATTEMPTS:
                 raise Unavailable(f"the engine was lost {choice.attempt} times on this request")
@@ -329,6 +331,8 @@ class TextPipeline:
             self._end_alone(choice, failed(DEADLINE, error))
         except ServiceError as error:
             self._end_alone(choice, failed(ERROR, error))
+        finally:
+            self._num_replaying -= 1
 
     # ── the one end ──────────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,7 @@ GAUGES = {
     ("tokenizer-service", 7101): (
         "millrace_tokenizer_pending_requests",
         "millrace_tokenizer_live_streams",
+        "millrace_tokenizer_replaying_streams",
         "millrace_tokenizer_held_streams",
     ),
     ("engine-core", 7201): (

@@ -118,12 +118,30 @@ async def test_one_choice_aborted_while_both_wait_for_replay(build: Build) -> No
     ]
 
 
+def num_replaying(stage: Stage) -> float:
+    (gauge,) = stage.pipeline._metrics.replaying_streams.collect()
+    return gauge.samples[0].value
+
+
+async def test_choices_that_wait_for_an_engine_are_counted(build: Build) -> None:
+    stage = build()
+    await stage.submit(limits=Limits(n=2))
+    stage.pipeline.detach_engine(stage.link)
+    await asyncio.sleep(0)
+    assert num_replaying(stage) == 2
+    second = FakeLink("second")
+    stage.pipeline.attach_engine(second)
+    await until(lambda: len(second.adds) == 2)
+    assert num_replaying(stage) == 0
+
+
 async def test_a_request_waiting_for_replay_can_be_aborted(build: Build) -> None:
     stage = build()
     await stage.submit()
     stage.pipeline.detach_engine(stage.link)
     await asyncio.sleep(0)
     stage.pipeline.abort(stage.session, 0)
+    await until(lambda: num_replaying(stage) == 0)
     assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
     second = FakeLink("second")
     stage.pipeline.attach_engine(second)
