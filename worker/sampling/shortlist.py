@@ -158,6 +158,15 @@ def _reaching(logits: Floats, bound: float) -> Ids:
     return np.flatnonzero(logits >= np.nextafter(np.float32(bound), np.float32(-np.inf)))
 
 
+def _float32_below(value: float) -> np.float32:
+    """Return the highest float32 that is not above `value`, which a touched logit may have raised.
+
+    Above it, the difference of the two over a low temperature would be a power beyond all floats.
+    """
+    near = np.float32(value)
+    return np.nextafter(near, np.float32(-np.inf)) if float(near) > value else near
+
+
 @dataclass(frozen=True, slots=True)
 class Nucleus:
     """top_p.
@@ -194,7 +203,7 @@ class Nucleus:
     ) -> tuple[float, Ids, float]:
         """Return nearly the sum of exp((logit − highest) / temperature), the places of the
         likeliest, rising, and a bound that all of these, and no others, reach."""
-        near = np.float32(highest)
+        near = _float32_below(highest)
         rounding = math.exp((float(near) - highest) / self.temperature)
         if passes is not None:
             bound = float(near - np.float32(REACH * self.temperature))

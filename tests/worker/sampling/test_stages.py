@@ -265,3 +265,13 @@ def test_a_shortlist_changes_no_bit(fields: dict[str, Any]) -> None:
         one.draw.shortlist = None
         slow = sampler.survivors(logits, one.draw, one.history, float(logits.max()))
         assert np.array_equal(quick.ids, slow.ids) and np.array_equal(quick.logits, slow.logits)
+
+
+def test_a_nucleus_bears_large_logits_at_the_lowest_temperature() -> None:
+    """A touched token's logit lies between two float32; the gap over the temperature is vast."""
+    logits = some_logits(1, 640)[0]
+    one = row([7], 640, temperature=1e-6, top_p=0.5, repetition_penalty=0.01)
+    assert one.draw.shortlist is not None
+    for step in range(8):  # the penalty multiplies it by 100
+        logits[7] = 401.3 - step
+        assert Sampler(640).sample(logits[np.newaxis], [one])[0].fault == ""
