@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from api_gateway.bulks import Bulks
 from api_gateway.embedding_reply import shaped
 from common.errors import InvalidRequest, from_detail
-from millrace.client import EngineClient
+from millrace.client import EngineClient, Piece
 from millrace.deltas import Deltas, collect
 from millrace.in_process import open_in_process
 from millrace.options import ModelOptions
@@ -25,6 +25,7 @@ from protos import common_pb2
 from protos.tokenizer_pb2 import TextRequest
 from worker.hooks import Callback, Hook
 
+CLOSED = "this LLM is closed"
 MAX_IN_FLIGHT = 256
 """Requests given to the client at once; the others wait here, where they cost nothing."""
 
@@ -37,6 +38,7 @@ class AsyncLLM:
         self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._num_requests = 0
+        self._is_closed = False
         self._mark = f"{random.SystemRandom().getrandbits(32):08x}"
 
     @classmethod
@@ -121,7 +123,7 @@ class AsyncLLM:
     async def _embed(
         self, request: TextRequest, dimensions: int | None, normalize: bool
     ) -> EmbeddingOutput:
-        async with self._room, aclosing(self._client.submit(request)) as pieces:
+        async with self._room, aclosing(self._submit(request)) as pieces:
             bulks, num_prompt_tokens = Bulks(), 0
             async for piece in pieces:
                 for bulk in piece.bulks:
@@ -149,7 +151,7 @@ class AsyncLLM:
             wanted = params or SamplingParams()
             order = asked(prompt, wanted, self._client.info, request_id, seed)
             deltas = Deltas(self._client, prompt, wanted, order)
-            pieces = self._client.submit(order.request)
+            pieces = self._submit(order.request)
             try:
                 async for piece in pieces:
                     yield deltas.read(piece)
@@ -170,6 +172,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End all requests and release the model."""
+        self._is_closed = True
         await self._client.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -182,6 +185,11 @@ class AsyncLLM:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        if self._is_closed:  # perhaps while this waited for room
+            raise RuntimeError(CLOSED)
+        return self._client.submit(request)
 
     def _next_id(self) -> str:
         self._num_requests += 1

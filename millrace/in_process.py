@@ -83,6 +83,11 @@ class InProcessClient:
 
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
         """Show intermediates of the model to `callback`, in the engine's thread."""
+        if not isinstance(pattern, str):
+            raise InvalidRequest(f"a hook's name must be a string, got {pattern!r}", param="name")
+        if not callable(callback):
+            message = f"a hook's callback must be callable, got {callback!r}"
+            raise InvalidRequest(message, param="callback")
         return self._loaded.register_hook(pattern, callback)
 
     async def cancel(self, request_id: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from millrace.async_llm import AsyncLLM
+from millrace.async_llm import CLOSED, AsyncLLM
 from millrace.options import ModelOptions
 from millrace.outputs import EmbeddingOutput, RequestOutput
 from millrace.params import SamplingParams
@@ -22,18 +23,29 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class LoopThread:
-    """An event loop in a daemon thread."""
+    """An event loop in a daemon thread, which closes it as well: a caller may have its own."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="llm", daemon=True)
         self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_here and not self._loop.is_closed()
+
+    @property
+    def is_here(self) -> bool:
+        """False in a process forked off: threads stay behind."""
+        return self._process == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run `work` there and wait; an exception here (Ctrl-C) cancels it."""
-        if self._loop.is_closed():
+        if not self.is_open:
             work.close()
-            raise RuntimeError("this LLM is closed")
+            why = CLOSED if self.is_here else "this LLM is of another process; open one after fork"
+            raise RuntimeError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
@@ -44,6 +56,9 @@ class LoopThread:
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -115,7 +130,8 @@ class LLM:
             while (delta := self._thread.run(_next(deltas))) is not None:
                 yield delta
         finally:
-            self._thread.run(deltas.aclose())
+            if self._thread.is_open:  # closing has ended it otherwise
+                self._thread.run(deltas.aclose())
 
     def register_hook(self, name: str, callback: Callback) -> Hook:
         """Show every intermediate whose name matches `name`, e.g. `attn_*`, to `callback`.
@@ -146,6 +162,8 @@ async def _next(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput | 
 
 
 def _close(thread: LoopThread, llm: AsyncLLM) -> None:
+    if not thread.is_here:
+        return  # it is still the parent's
     try:
         thread.run(llm.close(), CLOSE_TIMEOUT_S)
     finally:

@@ -20,6 +20,7 @@ import pytest
 
 from common.errors import InvalidRequest, ServiceError
 from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams
+from millrace.async_llm import MAX_IN_FLIGHT
 from millrace.cli import main
 from millrace.project import DEMO_MODEL
 from tests.conftest import ROOT
@@ -377,6 +378,66 @@ def test_an_llm_that_is_dropped_closes_itself(tiny: Path) -> None:
     del llm
     gc.collect()
     assert all_end(set(threading.enumerate()) - before)
+
+
+async def test_a_caller_with_a_loop_of_its_own_may_close(tiny: Path) -> None:
+    """As in a notebook."""
+    with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+        assert len(llm.generate("x", sampled(1))) == 1
+
+
+def test_a_stream_left_after_closing_ends_without_a_word(tiny: Path) -> None:
+    llm = LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    stream = llm.stream("x", sampled(1, max_tokens=400, ignore_eos=True))
+    next(stream)
+    llm.close()
+    stream.close()
+
+
+def test_a_forked_process_is_told_and_leaves_the_llm_alone(tiny: Path) -> None:
+    code = (
+        "import os, sys\nfrom millrace import LLM\n"
+        f"llm = LLM({str(tiny)!r})\n"
+        "if not os.fork():\n"
+        "    try: llm.generate('x')\n"
+        "    except RuntimeError as error: print(error, flush=True)\n"
+        "    llm.close()\n"
+        "    sys.exit()\n"
+        "os.wait()\nprint(len(llm.generate('x')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    said = "this LLM is of another process; open one after fork\n1\n"
+    assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
+
+
+async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(tiny: Path) -> None:
+    llm = await AsyncLLM.open(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    long = sampled(1, max_tokens=400, ignore_eos=True)
+    streams = [llm.stream("x", long) for _ in range(MAX_IN_FLIGHT)]
+    for stream in streams:
+        await anext(stream)
+    waiting = asyncio.create_task(llm.generate("waits for room", sampled(1)))
+    await llm.close()
+    for stream in streams:
+        await stream.aclose()
+    for late in (waiting, llm.generate("x"), llm.embed("x")):
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            await late
+
+
+def test_a_hook_that_fails_costs_no_answer(tiny: Path) -> None:
+    with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+        expected = llm.generate("x", sampled(1))
+        llm.register_hook("logits", lambda name, tensor, layer: 1 / 0)
+        assert ids(llm.generate("x", sampled(1))[0]) == ids(expected[0])
+
+
+@pytest.mark.parametrize(("name", "callback"), [(5, print), ("logits", 5)])
+def test_what_cannot_be_a_hook_is_refused(llm: LLM, name: Any, callback: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a hook's"):
+        llm.register_hook(name, callback)
 
 
 def test_importing_millrace_is_light() -> None:

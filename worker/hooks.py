@@ -8,11 +8,14 @@ backend, the last one that goes takes it away.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
 from worker.backends.base import Array, Backend, LayerCache, Rotary, Step
+
+log = logging.getLogger(__name__)
 
 Callback = Callable[[str, Array, int], None]
 """(name, tensor, layer): a float32 NumPy copy, one row per token or wanted row; -1 = no layer."""
@@ -52,7 +55,16 @@ class Watched:
     def _show(self, name: str, layer: int, tensor: Array) -> None:
         for hook in self.hooks:
             if fnmatchcase(name, hook.pattern) and (shown := self.backend.to_host(tensor)).size:
-                hook.callback(name, shown, layer)
+                self._call(hook, name, shown, layer)
+
+    @staticmethod
+    def _call(hook: Hook, name: str, shown: Array, layer: int) -> None:
+        """Call one; a fault that stayed would end the same step of every life of the engine."""
+        try:
+            hook.callback(name, shown, layer)
+        except Exception:
+            hook.remove()
+            log.exception("a hook failed and is removed: %s of %s", name, hook.pattern)
 
 
 class Hook:
@@ -75,7 +87,8 @@ def register_hook(model: Hookable, pattern: str, callback: Callback) -> Hook:
 
     One of no rows, such as the logits of a chunk within a prompt, is not shown.
 
-    It runs in the thread that computes, between two operators; what it raises ends the step.
+    It runs in the thread that computes, between two operators; what it raises is logged and
+    removes it, the step goes on.
     """
     ops: object = model.ops
     watched = ops if isinstance(ops, Watched) else Watched(model.ops)

@@ -91,6 +91,21 @@ def test_a_removed_hook_sees_nothing_more_and_the_others_go_on(tiny: LoadedModel
     assert (len(one.items), len(other.items)) == (2, 4)
 
 
+def test_a_hook_that_fails_is_removed_and_logged(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step goes on, and the others with it."""
+    expected, seen = alone(tiny, IDS), Seen()
+    tiny.register_hook("down", lambda name, tensor, layer: 1 / 0)
+    other = tiny.register_hook("down", seen)
+    assert np.array_equal(alone(tiny, IDS), expected)
+    other.remove()
+    assert len(seen.items) == 2 and tiny.model.ops is tiny.backend
+    assert [record.message for record in caplog.records] == [
+        "a hook failed and is removed: down of down"
+    ]
+
+
 def test_head_norms_have_a_name(tmp_path: Path) -> None:
     model = load_model(write_folder(tmp_path / "m", architectures=["Qwen3ForCausalLM"]))
     seen = Seen()
