@@ -59,6 +59,7 @@ def chat(model: str, number: int, max_tokens: int, exact: bool) -> dict[str, Any
 
 async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     """Send the load to one server and return its figures."""
+    url = url.rstrip("/").removesuffix("/v1")
     model = args.model or first_model(url, args.key)
     places = asyncio.Semaphore(args.streams)
 
@@ -106,16 +107,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=positive, default=48)
     parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
     args = parser.parse_args(argv)
-    try:
-        reports = {url: asyncio.run(run(args, url)) for url in filter(None, (args.url, args.vs))}
-    except (OSError, ValueError) as error:  # HTTP errors are OSErrors
-        print(f"millrace bench: no model to be had at {args.url}: {error}", file=sys.stderr)
-        return 2
-    for name in next(iter(reports.values())):
-        values = [report[name] for report in reports.values()]
+    reports = []  # a list: a server beside itself tells how far figures of one run differ
+    for url in filter(None, (args.url, args.vs)):
+        try:
+            reports.append(asyncio.run(run(args, url)))
+        except (OSError, ValueError) as error:  # HTTP errors are OSErrors
+            print(f"millrace bench: no model to be had at {url}: {error}", file=sys.stderr)
+            return 2
+    for name in reports[0]:
+        values = [report[name] for report in reports]
         ratio = f"   ratio {values[0] / values[1]:.2f}" if len(values) > 1 and values[1] else ""
         print(f"{name:>14}  " + "  ".join(f"{value:12.1f}" for value in values) + ratio)
-    return int(any(report["failed"] for report in reports.values()))
+    return int(any(report["failed"] for report in reports))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,8 @@ class AsyncLLM:
 
         Raises InvalidRequest for what cannot be opened, an option that does not exist included.
         """
+        if url is not None and not isinstance(url, str):
+            raise InvalidRequest(f"url must be a string, got {url!r}", param="url")
         allowed = ModelOptions.__annotations__ if url is None else ()
         for name in options:
             if name not in allowed:
@@ -109,6 +111,9 @@ class AsyncLLM:
 
         `dimensions` keeps so many first numbers, for models that are trained for it.
         """
+        if dimensions is not None and type(dimensions) is not int:
+            message = f"dimensions must be a whole number, got {dimensions!r}"
+            raise InvalidRequest(message, param="dimensions")
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -148,7 +153,7 @@ class AsyncLLM:
         async with self._room:
             request_id = request_id or self._next_id()
             seed = self._seeds.getrandbits(64)
-            wanted = params or SamplingParams()
+            (wanted,) = _params_for([prompt], params)
             order = asked(prompt, wanted, self._client.info, request_id, seed)
             deltas = Deltas(self._client, prompt, wanted, order)
             pieces = self._submit(order.request)
@@ -198,7 +203,11 @@ class AsyncLLM:
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts as a list; one may stand alone."""
-    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts must be one, or a list, got {prompts!r}", param="prompts")
+    return list(prompts)
 
 
 def conversations(
@@ -207,8 +216,11 @@ def conversations(
     """Return one chat prompt per conversation."""
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
-    several = not isinstance(messages[0], Mapping)
+    several = not isinstance(messages, Sequence) or not isinstance(messages[0], Mapping)
     listed = messages if several else [messages]
+    if not isinstance(listed, Sequence) or not all(isinstance(one, Sequence) for one in listed):
+        wanted = "a list of messages, or a list of such lists"
+        raise InvalidRequest(f"messages must be {wanted}, got {messages!r:.80}", param="messages")
     return [{"messages": list(one), **options} for one in listed]
 
 
@@ -217,10 +229,17 @@ def _params_for(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(map(_is_params, params)):
+        message = f"params must be SamplingParams, or a list with one a prompt, got {params!r:.80}"
+        raise InvalidRequest(message, param="params")
     if len(params) != len(prompts):
         message = f"{len(params)} params for {len(prompts)} prompts; give one, or one for each"
         raise InvalidRequest(message, param="params")
-    return list(params)
+    return [one or SamplingParams() for one in params]
+
+
+def _is_params(one: object) -> bool:
+    return one is None or isinstance(one, SamplingParams)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 
@@ -78,6 +79,8 @@ def _open_standard_streams() -> None:
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:  # over the descriptor, which a fork may turn elsewhere
             setattr(sys, name, open(descriptor, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # models write what not every terminal can
 
 
 if __name__ == "__main__":

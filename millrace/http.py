@@ -33,8 +33,12 @@ class Server:
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
         """POST `body` and yield the JSON of every event; closing the iterator ends the request."""
+        try:
+            sent = msgspec.json.encode(body)
+        except UnicodeEncodeError as error:  # an argument whose bytes are no text
+            raise CommandError(f"what is to be sent is not UTF-8 text: {error}") from error
         with closing(self._connect()) as connection:
-            reply = self._reply(connection, "POST", path, msgspec.json.encode(body))
+            reply = self._reply(connection, "POST", path, sent)
             for line in reply:
                 event = line.strip().removeprefix(b"data:").strip()
                 if not line.startswith(b"data:") or event == b"[DONE]":
@@ -45,14 +49,19 @@ class Server:
                 yield decoded
 
     def _connect(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError as error:
+            raise CommandError(f"{self.url!r} is not an address: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise CommandError(f"{self.url!r} is not an http:// or https:// address")
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(parts.netloc, timeout=CONNECT_TIMEOUT_S)
         try:
+            connection = kind(parts.netloc, timeout=CONNECT_TIMEOUT_S)
             connection.connect()
+        except http.client.InvalidURL as error:
+            raise CommandError(f"{self.url!r} is not an address: {error}") from error
         except OSError as error:
             raise CommandError(f"no answer from {self.url}: {error}") from error
         connection.sock.settimeout(None)  # an answer may take its time
@@ -64,7 +73,7 @@ class Server:
         try:
             connection.request(method, urlsplit(self.url).path + path, body, self._headers)
             reply = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # or a key no header has
             raise CommandError(f"{self.url}{path}: {error}") from error
         if reply.status != 200:
             raise CommandError(f"{self.url}{path}: {reply.status} {_message(reply.read())}")

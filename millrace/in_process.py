@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -114,7 +115,12 @@ class InProcessClient:
 
 
 async def open_in_process(model: str | Path | None, options: ModelOptions) -> InProcessClient:
-    """Load a model folder; raise InvalidRequest when it cannot be served."""
+    """Load a model folder; raise InvalidRequest when it cannot be served.
+
+    An option that is None is left out.
+    """
+    options = cast(ModelOptions, {name: v for name, v in options.items() if v is not None})
+    _check_kinds(model, options)
     folder = DEMO_MODEL if model is None else Path(model)
     name = DEMO_NAME if model is None else folder_name(folder)
     metrics = TokenizerMetrics(CollectorRegistry())
@@ -133,6 +139,14 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error
+
+
+def _check_kinds(model: object, options: ModelOptions) -> None:
+    if model is not None and not isinstance(model, str | Path):
+        raise InvalidRequest(f"model must be a folder, got {model!r}", param="model")
+    for name in ("threads", "max_model_len"):
+        if type(value := options.get(name, 0)) is not int:
+            raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
 
 
 def _load(folder: Path, options: ModelOptions) -> LoadedModel:

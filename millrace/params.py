@@ -7,14 +7,15 @@ what the model folder's generation_config.json says, then the neutral value: as 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from common.errors import InvalidRequest
 from millrace.params_checks import (
     check_biases,
     check_dynamic,
+    check_flag,
     check_ids,
     check_number,
     check_texts,
@@ -35,7 +36,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Raises InvalidRequest that names the field when a value may not stand in it."""
+    """Raises InvalidRequest that names the field when a value may not stand in it.
+
+    None asks for the default wherever it has no meaning of its own, as null does over HTTP.
+    """
 
     n: int = 1
     """Answers per prompt; each is drawn on its own, the prompt is computed once."""
@@ -93,6 +97,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) is None and each.name != "max_tokens":
+                made = each.default_factory
+                default = each.default if made is MISSING else made()
+                object.__setattr__(self, each.name, default)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if isinstance(self.stop, str):
@@ -100,6 +109,8 @@ class SamplingParams:
         for each in fields(self):
             if each.name in bounds.LIMITS and each.name != "logit_bias":
                 check_number(each.name, getattr(self, each.name))
+            elif isinstance(each.default, bool):
+                check_flag(each.name, getattr(self, each.name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid("min_tokens", f"is {self.min_tokens}, more than max_tokens")
         if self.rotate_kv and self.n_keep is None:
@@ -130,6 +141,8 @@ class SamplingParams:
             for name, nothing in NEUTRAL.items()
             if (value := getattr(self, name)) is not None and value not in nothing
         ]
+        if isinstance(self.samplers, str) or not isinstance(self.samplers, Collection):
+            raise invalid("samplers", f"must be a list of stages, got {self.samplers!r}")
         if why := bounds.samplers_violation(self.samplers, acting):
             raise InvalidRequest(why, param="samplers")
 

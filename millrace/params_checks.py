@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -30,19 +30,36 @@ def check_number(name: str, value: Any) -> None:
         raise InvalidRequest(why, param=name)
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise InvalidRequest unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise invalid(name, f"must be True or False, got {value!r}")
+
+
 def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> None:
     """Raise InvalidRequest unless these are at most `most` strings, none empty or too long."""
-    if isinstance(texts, str):
+    if isinstance(texts, str) or not isinstance(texts, Collection):
         raise invalid(name, f"must be a list of strings, got {texts!r}")
     if len(texts) > most:
         raise invalid(name, f"has {len(texts)} strings, at most {most} are allowed")
     for text in texts:
         if not isinstance(text, str) or not 1 <= len(text) <= max_chars:
             raise invalid(name, f"must be strings of 1 to {max_chars} characters, got {text!r}")
+        check_unicode(name, text)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise InvalidRequest for lone surrogates, which stand for bytes that were no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(name, f"is not Unicode text: {error}") from None
 
 
 def check_ids(name: str, token_ids: Sequence[int], most: int) -> None:
     """Raise InvalidRequest unless these are at most `most` token ids."""
+    if not isinstance(token_ids, Collection):
+        raise invalid(name, f"must be a list of token ids, got {token_ids!r}")
     if len(token_ids) > most:
         raise invalid(name, f"has more than {most} ids")
     for token_id in token_ids:
@@ -55,6 +72,8 @@ def check_id(name: str, token_id: int) -> None:
 
 
 def check_biases(biases: Mapping[int, float]) -> None:
+    if not isinstance(biases, Mapping):
+        raise invalid("logit_bias", f"must be a dict of token ids and numbers, got {biases!r}")
     if len(biases) > MAX_LOGIT_BIASES:
         raise invalid("logit_bias", f"has more than {MAX_LOGIT_BIASES} entries")
     for token_id, bias in biases.items():

@@ -6,7 +6,7 @@ A chat is read by the gateway's own parser, so that its options mean what they m
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from api_gateway.translate import chat_input, effort_kwargs
 from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
+from millrace.params_checks import check_unicode
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
 from protos.common_pb2 import SamplingParams as Sampling
 from protos.limits import MAX_U32
@@ -79,11 +80,12 @@ def embed_request(prompt: Prompt, info: ModelInfo, request_id: str, pooling: str
 
 def _fill(request: TextRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
+        check_unicode("prompt", prompt)
         request.prompt = prompt
     elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         request.prompt_token_ids = _column(_only(prompt, "prompt_token_ids"))
     elif isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
-        request.prompt = _only(prompt, "prompt")
+        _fill(request, _only(prompt, "prompt"))
     else:
         forms = "a string, {'prompt': str}, {'prompt_token_ids': [int]} or {'messages': [...]}"
         raise InvalidRequest(f"a prompt must be {forms}, got {prompt!r:.80}", param="prompt")
@@ -104,12 +106,15 @@ def given_ids(prompt: Prompt) -> list[int] | None:
 
 
 def _only(prompt: Mapping[str, Any], key: str) -> Any:
-    if unknown := sorted(set(prompt) - {key}):
+    if unknown := sorted(map(str, set(prompt) - {key})):
         raise InvalidRequest(f"a prompt of {key} may not also have {unknown}", param="prompt")
     return prompt[key]
 
 
 def _column(ids: Sequence[int]) -> bytes:
+    if not isinstance(ids, Collection):
+        message = f"prompt_token_ids must be a list of token ids, got {ids!r:.80}"
+        raise InvalidRequest(message, param="prompt")
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(f"prompt_token_ids has {token_id!r}, no id", param="prompt")
@@ -118,18 +123,26 @@ def _column(ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
+def _json(chat: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(chat)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"a chat must be what JSON can say: {error}"
+        raise InvalidRequest(message, param="messages") from None
+
+
 def _asked_chat(
     request: TextRequest, prompt: Mapping[str, Any], params: SamplingParams, info: ModelInfo
 ) -> Asked:
     """Read a chat as the gateway reads its body."""
-    if unknown := sorted(set(prompt) - CHAT_OPTIONS - {"messages"}):
+    if unknown := sorted(map(str, set(prompt) - CHAT_OPTIONS - {"messages"})):
         known = sorted(CHAT_OPTIONS)
         raise InvalidRequest(f"unknown chat options {unknown}; known: {known}", param=unknown[0])
     form = {
         "response_format": params.response_format,
         "structured_outputs": params.structured_outputs,
     }
-    body = parse(msgspec.json.encode({**prompt, **form, "model": info.id}), ChatRequest, False)
+    body = parse(_json({**prompt, **form, "model": info.id}), ChatRequest, False)
     check_chat(body)
     plan = plan_tools(body, info)
     if (grammar := grammar_of(body, plan)) is not None:

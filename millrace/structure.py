@@ -34,6 +34,8 @@ def grammar_of(
 
 
 def _response_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
+    if given is not None and not isinstance(given, Mapping):
+        raise invalid(RESPONSE, f"must be a dict, got {given!r}")
     kind = "text" if given is None else given.get("type")
     if kind == "text":
         return None
@@ -47,6 +49,8 @@ def _response_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
 def _structured_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
     if given is None:
         return None
+    if not isinstance(given, Mapping):
+        raise invalid(STRUCTURED, f"must be a dict, got {given!r}")
     asked = {name: value for name, value in given.items() if value is not None}
     if len(asked) != 1 or not {*asked} <= {*FORMS}:
         raise invalid(STRUCTURED, f"takes exactly one of {', '.join(FORMS)}, got {given!r}")

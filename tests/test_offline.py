@@ -380,6 +380,34 @@ def test_an_llm_that_is_dropped_closes_itself(tiny: Path) -> None:
     assert all_end(set(threading.enumerate()) - before)
 
 
+@pytest.mark.parametrize("params", ["hot", 5, {"max_tokens": 3}, [{"max_tokens": 3}]])
+def test_what_are_no_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequest, match="params must be SamplingParams"):
+        llm.generate("x", params)
+    with pytest.raises(InvalidRequest, match="params must be SamplingParams"):
+        list(llm.stream("x", params))
+
+
+@pytest.mark.parametrize("dimensions", ["2", 2.5])
+def test_dimensions_are_a_whole_number(llm: LLM, dimensions: Any) -> None:
+    with pytest.raises(InvalidRequest, match="dimensions must be a whole number"):
+        llm.embed("x", dimensions=dimensions)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("threads", "2"), ("max_model_len", "x"), ("model", 5), ("url", 5)]
+)
+def test_options_of_a_wrong_kind_are_named(option: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{option} must be") as refused:
+        LLM(**{option: value})
+    assert refused.value.param == option
+
+
+def test_an_option_that_is_none_is_left_out(tiny: Path) -> None:
+    options: dict[str, Any] = {"quantization": None, "dtype": None, "max_model_len": None}
+    LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, **options).close()
+
+
 async def test_a_caller_with_a_loop_of_its_own_may_close(tiny: Path) -> None:
     """As in a notebook."""
     with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:

@@ -57,7 +57,10 @@ def _question() -> str | None:
 def _answer(
     there: Server, body: dict[str, Any], system: str | None, history: list[dict[str, str]]
 ) -> None:
-    """Stream one answer to the terminal and add it to `history`, as far as it came."""
+    """Stream one answer to the terminal and add it to `history`, as far as it came.
+
+    A question without an answer is taken back: who asks again asks once.
+    """
     first = [{"role": "system", "content": system}] if system else []
     events = there.events("/v1/chat/completions", {**body, "messages": [*first, *history]})
     speech, end = Speech(), ""
@@ -75,4 +78,7 @@ def _answer(
         events.close()  # ends the connection, and with it the request
         speech.close()
     print(end)
-    history.append({"role": "assistant", "content": speech.said})
+    if speech.said:
+        history.append({"role": "assistant", "content": speech.said})
+    else:
+        history.pop()

@@ -43,6 +43,18 @@ from millrace.params import SamplingParams
         ("samplers", ["top_k", "top_k"], "samplers names top_k more than once"),
         ("rotate_kv", True, "rotate_kv needs n_keep"),
         ("response_format", {"type": "xml"}, "response_format must be text, json_object or"),
+        ("stop", 5, "stop must be a list of strings, got 5"),
+        ("stop", ["\ud800"], "stop is not Unicode text"),
+        ("stop_token_ids", 5, "stop_token_ids must be a list of token ids, got 5"),
+        ("allowed_token_ids", 5, "allowed_token_ids must be a list of token ids, got 5"),
+        ("bad_words", 5, "bad_words must be a list of strings, got 5"),
+        ("logit_bias", [1], "logit_bias must be a dict of token ids and numbers, got [1]"),
+        ("samplers", 5, "samplers must be a list of stages, got 5"),
+        ("samplers", "top_k", "samplers must be a list of stages, got 'top_k'"),
+        ("ignore_eos", 5, "ignore_eos must be True or False, got 5"),
+        ("include_stop_str_in_output", "no", "include_stop_str_in_output must be True or False"),
+        ("response_format", 5, "response_format must be a dict, got 5"),
+        ("structured_outputs", 5, "structured_outputs must be a dict, got 5"),
         ("structured_outputs", {"json": "{"}, "structured_outputs has a schema that is not JSON"),
         ("structured_outputs", {"json": "[]"}, "structured_outputs has a schema that is not an"),
         ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly"),
@@ -55,6 +67,13 @@ def test_refusals_name_the_field(field: str, value: Any, message: str) -> None:
         SamplingParams(**{field: value})
     assert refused.value.message.startswith(message)
     assert refused.value.param == field
+
+
+def test_none_asks_for_the_default() -> None:
+    """As those who come from vLLM write it."""
+    names = ("n", "min_tokens", "stop", "stop_token_ids", "logit_bias", "bad_words", "ignore_eos")
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()
+    assert SamplingParams(max_tokens=None).max_tokens is None
 
 
 def test_what_is_unset_is_left_to_the_model_folder() -> None:

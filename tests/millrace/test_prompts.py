@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
+from millrace.async_llm import conversations, listed
 from millrace.params import SamplingParams
 from millrace.prompts import Asked, asked, embed_request
 from protos.common_pb2 import EMBED, MEAN, Grammar, ModelInfo
@@ -81,3 +82,32 @@ def test_vectors() -> None:
         embed_request("x", INFO, "r", "max")
     with pytest.raises(InvalidRequest, match="a prompt must be"):
         embed_request({"messages": MESSAGES}, INFO, "r", "last")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt_token_ids": None}, "prompt_token_ids must be a list of token ids, got None"),
+        ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of token ids, got 5"),
+        ({"prompt": "a", 1: 2, "z": 3}, "a prompt of prompt may not also have"),
+        ("\ud800", "prompt is not Unicode text"),
+        ({"prompt": "\udcff"}, "prompt is not Unicode text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "a chat must be what JSON can say"),
+        ({"messages": [{"role": "user", "content": object()}]}, "a chat must be what JSON can say"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        asked(prompt, SamplingParams(), INFO, "r", 7)
+
+
+@pytest.mark.parametrize("messages", [5, {"role": "user", "content": "a"}, [None], [5]])
+def test_what_is_no_talk_is_refused(messages: Any) -> None:
+    with pytest.raises(InvalidRequest, match="messages must be a list of messages"):
+        conversations(messages, {})
+
+
+def test_what_are_no_prompts_are_refused() -> None:
+    for given in (None, 5):
+        with pytest.raises(InvalidRequest, match="prompts must be one, or a list"):
+            listed(given)  # type: ignore[arg-type]
