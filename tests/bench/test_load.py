@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from bench import load
 from bench.load import main
 
 
@@ -12,6 +15,28 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err
     assert said.startswith("millrace bench: no model to be had at http://127.0.0.1:1: <urlopen")
     assert said.count("\n") == 1
+
+
+def test_the_server_that_fails_is_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load, "run", one_run)
+    assert main(["--url", "http://a", "--vs", "http://b"]) == 2
+    assert "to be had at http://b: gone" in capsys.readouterr().err
+
+
+def test_a_server_may_be_measured_beside_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load, "run", one_run)
+    assert main(["--url", "http://a", "--vs", "http://a"]) == 0
+    assert "ratio 1.00" in capsys.readouterr().out
+
+
+async def one_run(args: argparse.Namespace, url: str) -> dict[str, float]:
+    if url == "http://b":
+        raise OSError("gone")
+    return {"requests": 1, "failed": 0}
 
 
 @pytest.mark.parametrize("option", ["--streams", "--requests", "--max-tokens"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from millrace.cli import COMMANDS, main
 from millrace.errors import CommandError
+from millrace.http import Server
 from millrace.placement import Replica
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess
@@ -37,6 +39,25 @@ def test_a_ctrl_c_while_a_command_is_imported_shows_no_traceback(
 
     monkeypatch.setattr(importlib, "import_module", interrupt)
     assert main(["generate", "x"]) == 130
+
+
+def test_what_a_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
+    main([])
+    print("é", flush=True)
+    assert shown.getvalue().endswith(b"?\n")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:abc", "h:80", "http://127.0.0.1:1/"])
+def test_an_address_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--url", url]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_no_text_is_not_sent() -> None:
+    with pytest.raises(CommandError, match="is not UTF-8 text"):
+        next(Server("http://127.0.0.1:1", None).events("/", {"model": "\udcff"}))
 
 
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:

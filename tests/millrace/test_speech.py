@@ -71,6 +71,31 @@ def test_a_chat_shows_thoughts_and_forgets_them(
     ]
 
 
+class Refuser(Thinker):
+    """Fails its first question."""
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        events = super().events(path, body)
+        yield {"choices": []}  # a stream that began
+        if len(self.asked) == 0:
+            self.asked.append(body["messages"])
+            raise CommandError("no")
+        yield from events
+
+
+def test_a_question_without_an_answer_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Refuser()
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nOne?\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 0
+    assert "[no]" in capsys.readouterr().out
+    assert there.asked[1] == [{"role": "user", "content": "One?"}]
+
+
 def test_bytes_that_are_no_text_are_one_line() -> None:
     for read in (lambda: "a\udcff", lambda: b"\xff".decode()):
         with pytest.raises(CommandError, match="standard input is not UTF-8"):
