@@ -38,6 +38,7 @@ async function findModel() {
     const response = await fetch("/v1/models", { headers: headers() });
     if (!response.ok) {
       $("model").textContent = await wordsOf(response);
+      if (response.status >= 500) setTimeout(findModel, 2000); // not there yet; a key is asked for
       return;
     }
     const [first] = (await response.json()).data;
@@ -102,6 +103,7 @@ async function answer() {
   $("send").disabled = true;
   $("stop").disabled = false;
   let text = "";
+  let thoughts = null; // a line of its own above the answer, once the model thinks
   try {
     const response = await fetch("/v1/chat/completions", {
       method: "POST", headers: headers(), body: request(own.id), signal: own.abort.signal,
@@ -111,12 +113,19 @@ async function answer() {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (event === "error") throw new Error(chunk.error.message);
-      text += chunk.choices[0]?.delta?.content ?? "";
+      if (running !== own) return; // "New chat" has cleared the page
+      const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+      if (thought) {
+        if (!thoughts) line.before((thoughts = show("thoughts", "")));
+        thoughts.textContent += thought;
+      }
+      text += content ?? "";
       line.textContent = text;
       if (chunk.usage) show("stats", statsOf(chunk));
       $("log").scrollTop = $("log").scrollHeight;
     }
   } catch (error) {
+    if (running !== own) return;
     if (error.name === "AbortError") show("stats", "stopped");
     else show("message error", error.message);
   } finally {

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
 from api_gateway.ui_files import FOLDER
 from millrace.project import DEMO_NAME
@@ -31,3 +37,35 @@ def test_nothing_becomes_html_and_nothing_is_inline() -> None:
     for name in re.findall(r'\$\("(\w+)"\)', script):
         assert f'id="{name}"' in page, name
     assert f'DEMO_MODEL = "{DEMO_NAME}"' in script
+
+
+def shown(deltas: list[dict[str, str]], clear: int | None = None) -> list[list[str]]:
+    """Return [class, text] of the page's lines after one answer of these deltas."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+    told = [f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks]
+    order = {"script": str(FOLDER / "app.js"), "chunks": [*told, "data: [DONE]\n\n"]}
+    done = subprocess.run(
+        ["node", "--experimental-default-type=module", Path(__file__).parent / "page.mjs"],
+        input=json.dumps({**order, "clear": clear}), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+@needs_node
+def test_thoughts_stand_above_the_answer() -> None:
+    deltas = [{"content": ""}, {"reasoning_content": "Hm"}, {"reasoning_content": "…"}]
+    assert shown([*deltas, {"content": "<b>Yes"}, {"content": " 👋"}])[:3] == [
+        ["message user", "Well?"],
+        ["thoughts", "Hm…"],
+        ["message assistant", "<b>Yes 👋"],
+    ]
+
+
+@needs_node
+def test_a_new_chat_shows_nothing_of_the_answer_it_left() -> None:
+    assert shown([{"content": "a"}, {"content": "b"}], clear=1) == []
