@@ -20,6 +20,7 @@ from worker.hooks import Callback, Hook
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 60.0
+OWN_THREADS = ("llm", "engine")
 
 
 class LoopThread:
@@ -164,6 +165,9 @@ async def _next(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput | 
 def _close(thread: LoopThread, llm: AsyncLLM) -> None:
     if not thread.is_here:
         return  # it is still the parent's
+    if threading.current_thread().name in OWN_THREADS:  # the collector ran there: it cannot wait
+        threading.Thread(target=_close, args=(thread, llm), name="closing", daemon=True).start()
+        return
     try:
         thread.run(llm.close(), CLOSE_TIMEOUT_S)
     finally:

@@ -408,6 +408,17 @@ def test_an_option_that_is_none_is_left_out(tiny: Path) -> None:
     LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, **options).close()
 
 
+def test_the_collector_may_run_in_the_llms_own_thread(tiny: Path) -> None:
+    """As it does for an LLM in a cycle."""
+    before = set(threading.enumerate())
+    llm = LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    threads = set(threading.enumerate()) - before
+    close, loop = llm._close, llm._thread._loop
+    loop.call_soon_threadsafe(close)  # what the collector calls
+    del llm
+    assert all_end(threads)
+
+
 async def test_a_caller_with_a_loop_of_its_own_may_close(tiny: Path) -> None:
     """As in a notebook."""
     with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
