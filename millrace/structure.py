@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from api_gateway.parsers.json_schema import binding, closed, inexact
 from common.errors import InvalidRequest
 from millrace.params_checks import check_texts, invalid
 from protos.common_pb2 import Grammar
@@ -43,7 +44,7 @@ def _response_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
         return _schema({}, RESPONSE)
     if given is None or kind != "json_schema" or not isinstance(given.get("json_schema"), Mapping):
         raise invalid(RESPONSE, f"must be text, json_object or a json_schema, got {given!r}")
-    return _schema(given["json_schema"].get("schema", {}), RESPONSE)
+    return _schema(given["json_schema"].get("schema", {}), RESPONSE, is_closed=True)
 
 
 def _structured_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
@@ -69,11 +70,16 @@ def _structured_grammar(given: Mapping[str, Any] | None) -> Grammar | None:
     return Grammar(kind=Grammar.REGEX if name == "regex" else Grammar.LARK, text=value)
 
 
-def _schema(schema: Any, param: str) -> Grammar:
+def _schema(schema: Any, param: str, is_closed: bool = False) -> Grammar:
+    """Read a schema as the gateway does."""
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        if isinstance(json.loads(text), dict):
-            return Grammar(kind=Grammar.JSON_SCHEMA, text=text)
+        value = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+        rounded, bound = inexact(value), binding(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise invalid(param, f"has a schema that is not JSON: {error}") from error
-    raise invalid(param, f"has a schema that is not an object: {schema!r}")
+    if not isinstance(value, dict):
+        raise invalid(param, f"has a schema that is not an object: {schema!r}")
+    if rounded is not None:
+        raise invalid(param, f"has {str(rounded)[:40]}: too many digits to be kept exactly")
+    text = json.dumps(closed(bound) if is_closed else bound)
+    return Grammar(kind=Grammar.JSON_SCHEMA, text=text)

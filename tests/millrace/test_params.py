@@ -9,6 +9,8 @@ import pytest
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
 
+POINT = {"properties": {"x": {"format": "password"}}}
+
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
@@ -57,6 +59,7 @@ from millrace.params import SamplingParams
         ("structured_outputs", 5, "structured_outputs must be a dict, got 5"),
         ("structured_outputs", {"json": "{"}, "structured_outputs has a schema that is not JSON"),
         ("structured_outputs", {"json": "[]"}, "structured_outputs has a schema that is not an"),
+        ("structured_outputs", {"json": {"const": 2**53 + 1}}, "structured_outputs has 9007199254"),
         ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly"),
         ("structured_outputs", {"choice": []}, "structured_outputs has an empty choice"),
         ("structured_outputs", {"regex": "a" * 65_537}, "structured_outputs has more than 65536"),
@@ -153,6 +156,12 @@ def test_the_rarer_stages_reach_the_sampler() -> None:
             "JSON_SCHEMA",
             '{"a": 1}',
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": POINT}}},
+            "JSON_SCHEMA",
+            '{"properties": {"x": {}}, "additionalProperties": false}',
+        ),
+        ({"structured_outputs": {"json": POINT}}, "JSON_SCHEMA", '{"properties": {"x": {}}}'),
         ({"structured_outputs": {"json": '{"b": 2}'}}, "JSON_SCHEMA", '{"b": 2}'),
         ({"structured_outputs": {"json_object": True}}, "JSON_SCHEMA", "{}"),
         ({"structured_outputs": {"regex": "a+", "json": None}}, "REGEX", "a+"),
