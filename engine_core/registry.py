@@ -141,8 +141,10 @@ class Registry:
         """Forget a life that is over; workers it has given no lease are for the next one."""
         self._tasks.pop(number, None)
         error = None if task.cancelled() else task.exception()
-        if error is not None and number in self._fleet.replicas:
-            self._lose(self._fleet.replicas[number], f"its scheduler does not start: {error!r}")
+        if error is not None:
+            log.error("a replica's life failed", extra={"replica": number}, exc_info=error)
+            if replica := self._fleet.replicas.get(number):
+                self._lose(replica, f"its scheduler does not start: {error!r}")
         if waiting := self._unleased.pop(number, None):
             asyncio.get_running_loop().call_later(RETRY_S, self._try_again, waiting)
 

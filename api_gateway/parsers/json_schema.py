@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-VALUES = frozenset({"enum", "const", "default", "examples", "properties", "allOf", "if", "not"})
+DATA = frozenset({"enum", "const", "default", "examples"})
+BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords that hold data, and those that hold schemas by names of the client's."""
+VALUES = DATA | {"properties", "allOf", "if", "not"}
 """Keywords under which closed() changes nothing, or which it looks at apart."""
 OPEN = frozenset(
     {
@@ -17,9 +20,6 @@ OPEN = frozenset(
 OWN = OPEN - {"allOf", "if", "$ref", "anyOf", "oneOf"} | {"properties", "required", "maxProperties"}
 """Keywords with which a schema itself describes an object."""
 COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "if")
-DATA = frozenset({"enum", "const", "default", "examples"})
-BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-"""Keywords that hold data, and those that hold schemas by names of the client's."""
 FORMATS = frozenset(
     {
         "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from api_gateway.parsers.json_schema import binding, closed
+import json
+
+from llguidance import LLMatcher
+
+from api_gateway.parsers.json_schema import FORMATS, binding, closed
 
 
 def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
@@ -51,3 +55,9 @@ def test_what_asks_for_nothing_is_left_out() -> None:
     }
     data = {"enum": [secret], "const": secret, "default": secret}
     assert binding(data) == data
+
+
+def test_the_formats_are_those_that_the_engine_of_grammars_keeps_to() -> None:
+    for name in FORMATS:
+        schema = json.dumps({"type": "string", "format": name})
+        assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)), name
