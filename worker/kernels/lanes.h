@@ -174,7 +174,16 @@ inline Lanes operator+(Lanes a, Lanes b) { EACH_LANE(a.v[i] + b.v[i]); }
 inline Lanes operator-(Lanes a, Lanes b) { EACH_LANE(a.v[i] - b.v[i]); }
 inline Lanes operator*(Lanes a, Lanes b) { EACH_LANE(a.v[i] * b.v[i]); }
 inline Lanes operator/(Lanes a, Lanes b) { EACH_LANE(a.v[i] / b.v[i]); }
-inline Lanes fma(Lanes a, Lanes b, Lanes c) { EACH_LANE(__builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+// Where a fused multiply-add is a call, sixteen of them at every use were half of this level's code.
+#if defined(__FP_FAST_FMAF)
+#define IN_LINE inline
+#else
+#define IN_LINE [[gnu::noinline]] inline
+#endif
+IN_LINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
+  EACH_LANE(__builtin_fmaf(a.v[i], b.v[i], c.v[i]));
+}
+#undef IN_LINE
 inline Lanes add_product(Lanes sum, Lanes a, Lanes b) { return fma(a, b, sum); }
 // As the x86 instructions: the second operand when either is not a number.
 inline Lanes larger(Lanes a, Lanes b) { EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
