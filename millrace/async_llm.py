@@ -19,6 +19,7 @@ from millrace.in_process import open_in_process
 from millrace.options import ModelOptions
 from millrace.outputs import EmbeddingOutput, RequestOutput
 from millrace.params import SamplingParams
+from millrace.params_checks import check_number, check_request_id
 from millrace.prompts import Messages, Prompt, asked, embed_request
 from millrace.remote import open_remote
 from protos import common_pb2
@@ -57,6 +58,7 @@ class AsyncLLM:
         """
         if url is not None and not isinstance(url, str):
             raise InvalidRequest(f"url must be a string, got {url!r}", param="url")
+        check_number("seed", seed)
         allowed = ModelOptions.__annotations__ if url is None else ()
         for name in options:
             if name not in allowed:
@@ -151,7 +153,8 @@ class AsyncLLM:
         Closing the generator early ends the request.
         """
         async with self._room:
-            request_id = request_id or self._next_id()
+            request_id = self._next_id() if request_id is None else request_id
+            check_request_id(request_id)
             seed = self._seeds.getrandbits(64)
             (wanted,) = _params_for([prompt], params)
             order = asked(prompt, wanted, self._client.info, request_id, seed)

@@ -208,7 +208,7 @@ class EngineThread:
         ended = asyncio.Event()
         self._bridge, self._ended = bridge, ended
         self._thread = threading.Thread(
-            target=self._run, args=(engine, bridge, on_end), name="engine", daemon=True
+            target=self._run, args=(engine, bridge, on_end), name="millrace-engine", daemon=True
         )
         self._thread.start()
         self._pipeline.attach_engine(bridge)

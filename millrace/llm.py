@@ -20,7 +20,7 @@ from worker.hooks import Callback, Hook
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 60.0
-OWN_THREADS = ("llm", "engine")
+OWN_THREADS = ("millrace-llm", "millrace-engine")
 
 
 class LoopThread:
@@ -29,7 +29,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="llm", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=OWN_THREADS[0], daemon=True)
         self._thread.start()
 
     @property

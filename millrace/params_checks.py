@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from protos.limits import MAX_LOGIT_BIASES, MAX_U32, violation
+from protos.limits import MAX_LOGIT_BIASES, MAX_REQUEST_ID_CHARS, MAX_U32, violation
 
 WHOLE = (
     "top_k", "seed", "max_tokens", "min_tokens", "n", "logprobs", "prompt_logprobs", "n_keep",
@@ -54,6 +54,13 @@ def check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise invalid(name, f"is not Unicode text: {error}") from None
+
+
+def check_request_id(request_id: str) -> None:
+    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+        what = f"must be a string of 1 to {MAX_REQUEST_ID_CHARS} characters"
+        raise invalid("request_id", f"{what}, got {request_id!r:.80}")
+    check_unicode("request_id", request_id)
 
 
 def check_ids(name: str, token_ids: Sequence[int], most: int) -> None:

@@ -343,6 +343,7 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', allowed: auto"),
         ({"quantisation": "int8"}, "option 'quantisation' is unknown, allowed: device, dtype"),
         ({"url": "localhost:1", "dtype": "auto"}, "'dtype' is unknown, allowed: none beside url"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
         ({"url": "http://localhost:8000"}, "url must be host:port"),
     ],
 )
@@ -502,6 +503,9 @@ async def test_async(tiny: Path) -> None:
         assert await llm.cancel("mine") == 1
         deltas += [delta async for delta in stream]
         assert deltas[-1].outputs[0].finish_reason == "abort"
+        for wrong in (5, "", "x" * 129, "\udc80"):
+            with pytest.raises(InvalidRequest, match="request_id"):
+                await anext(llm.stream("x", request_id=wrong))  # type: ignore[arg-type]
 
 
 def test_generate_on_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

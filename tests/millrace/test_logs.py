@@ -37,3 +37,11 @@ def test_the_last_lines_are_those_of_the_services_asked_for(
     logs.add_arguments(parser)
     assert logs.run(parser.parse_args([*options, "--state", str(tmp_path)])) == 0
     assert capsys.readouterr().out.splitlines() == wanted
+
+
+def test_a_number_of_lines_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    logs.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-n", "-3"])
+    assert "argument -n/--lines: '-3' is no number of lines" in capsys.readouterr().err
