@@ -11,7 +11,7 @@ import pytest
 from common.errors import InvalidRequest, Unprocessable
 from protos.common_pb2 import Grammar
 from protos.limits import MAX_GRAMMAR_CHARS
-from tokenizer_service.grammar import GrammarDoor, fault
+from tokenizer_service.grammar import KEPT, GrammarDoor, fault
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 GOOD = [
@@ -52,6 +52,26 @@ async def door() -> AsyncIterator[GrammarDoor]:
 async def test_grammars_pass(door: GrammarDoor) -> None:
     for kind, text in GOOD:
         await door.check(Grammar(kind=kind, text=text))
+
+
+async def test_one_that_passed_waits_for_nobodys_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def ask(message: bytes) -> bytes:
+        text = Grammar.FromString(message).text
+        asked.append(text)
+        return b"no" if text == "(" else b""
+
+    door = GrammarDoor()
+    monkeypatch.setattr(door._sandbox, "ask", ask)
+    old, *others = (Grammar(kind=Grammar.REGEX, text=f"a{i}") for i in range(KEPT + 1))
+    for grammar in (old, old, *others[1:], old, others[0], others[1]):
+        await door.check(grammar)
+    assert asked == [g.text for g in (old, *others[1:], others[0], others[1])]
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            await door.check(Grammar(kind=Grammar.REGEX, text="("))
+    assert asked[-2:] == ["(", "("]
 
 
 async def test_what_is_none_is_refused(door: GrammarDoor) -> None:
