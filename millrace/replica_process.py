@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common.settings import inherited
@@ -20,6 +21,12 @@ from millrace.placement import Replica
 from millrace.processes import ProcessId, identify, kill_group
 
 CHILD = [sys.executable, "-I", "-S", str(Path(child.__file__))]
+
+
+def from_the_root(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the files that the caller's environment names, for processes in another folder."""
+    is_path = re.compile("MILLRACE_(CONFIG|.*_FILE)").fullmatch
+    return {k: os.path.abspath(path) for k, path in environment.items() if path and is_path(k)}
 
 
 class ReplicaProcess:
@@ -35,7 +42,8 @@ class ReplicaProcess:
         self.was_healthy = False
         self._root = root
         given = {name: value for name, value in replica.environment.items() if value}
-        self._environment = inherited({**given, child.MARK: run})
+        paths = from_the_root(inherited({}))
+        self._environment = inherited({**paths, **given, child.MARK: run})
         self._write = write
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.placement import Replica
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
-from millrace.replica_process import ReplicaProcess
+from millrace.replica_process import ReplicaProcess, from_the_root
 from millrace.runner import Plan
 
 
@@ -155,6 +155,16 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
     assert variables["DTYPE"] == "bfloat16"
 
 
+def test_paths_in_the_environment_are_those_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"MILLRACE_CONFIG": "m.yaml", "MILLRACE_GATEWAY_API_KEY_FILE": "/keys"}
+    none = {"MILLRACE_WORKER_MODEL_FILE": "", "MILLRACE_WORKER_MODEL": "m", "KEY_FILE": "mine"}
+    found = from_the_root({**given, **none})
+    assert found == {**given, "MILLRACE_CONFIG": f"{tmp_path}/m.yaml"}
+
+
 def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     up = importlib.import_module(COMMANDS["up"][0])
     plan = Plan(replicas=[], root=tmp_path, url="http://here:1", model="m", ready_timeout_s=1)
@@ -203,7 +213,7 @@ def test_up_refuses_a_setting_that_it_would_hide(
 def test_what_the_file_leaves_empty_the_environment_may_say(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("MILLRACE_GATEWAY_API_KEY_FILE", "keys")
+    monkeypatch.setenv("MILLRACE_GATEWAY_API_KEY_FILE", "/keys")
     monkeypatch.setenv("MILLRACE_WORKER_DTYPE", "float32")
     show = "import os; print(*(os.environ[f'MILLRACE_{n}'] for n in ('GATEWAY_API_KEY_FILE',"
     show += "'WORKER_DTYPE')))"
@@ -214,4 +224,4 @@ def test_what_the_file_leaves_empty_the_environment_may_say(
         restart="no", needs=[],
     )  # fmt: skip
     process = ReplicaProcess(replica, tmp_path, "run", lambda name, line: None).start()
-    assert process.communicate()[0].split() == [b"keys", b"float32"]
+    assert process.communicate()[0].split() == [b"/keys", b"float32"]
