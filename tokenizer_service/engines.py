@@ -25,6 +25,9 @@ RESOLVE_EVERY_S = 2.0
 REDIAL_AFTER_S = 0.2
 SILENT_AFTER_S = 10.0
 """An engine tells its state several times a second; this long without a word, it hangs."""
+LOOKS = 4
+"""In so many parts that time is counted: one in which we were stopped ourselves says nothing of
+the engine, whose words wait to be read."""
 
 
 class GrpcEngine:
@@ -85,6 +88,7 @@ class EngineConnection:
         self.is_open = False
         self._pipeline = pipeline
         self._silent_after_s = silent_after_s
+        self._num_heard = 0
         self._link: GrpcEngine | None = None
 
     async def run(self) -> None:
@@ -114,15 +118,24 @@ class EngineConnection:
             return
         link = self._open(opened.opened.session)
         writer = asyncio.create_task(link.write_to(call))
-        try:
-            while True:
-                async with asyncio.timeout(self._silent_after_s):
-                    reply = await call.read()
-                if reply is EOF:
-                    return
-                self._take(link, reply)
-        finally:
-            writer.cancel()
+        async with asyncio.timeout(None) as patience:
+            watcher = asyncio.create_task(self._watch(patience))
+            try:
+                while (reply := await call.read()) is not EOF:
+                    self._num_heard += 1
+                    self._take(link, reply)
+            finally:
+                writer.cancel()
+                watcher.cancel()
+
+    async def _watch(self, patience: asyncio.Timeout) -> None:
+        """Let `patience` end when nothing was heard at `LOOKS` looks on end."""
+        num_silent = 0
+        while num_silent < LOOKS:
+            num_heard = self._num_heard
+            await asyncio.sleep(self._silent_after_s / LOOKS)
+            num_silent = num_silent + 1 if self._num_heard == num_heard else 0
+        patience.reschedule(asyncio.get_running_loop().time())
 
     def _open(self, session: int) -> GrpcEngine:
         log.info("engine connected", extra={"engine": self.address, "session": session})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from protos.tokenizer_pb2 import (
     TextRequest,
 )
 from protos.tokenizer_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
-from tests.support.fake_engine import FakeEngine, finish, ids_of, token_batch
+from tests.support.fake_engine import FakeEngine, finish, ids_of, ready_state, token_batch
 from tokenizer_service.engines import EngineConnections
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
@@ -264,6 +265,24 @@ async def test_a_silent_engine_counts_as_lost(tiny_folder: Path, engine: FakeEng
         await gateway.ready()
         lost = await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
         assert lost[-1].state.engine == "fake" and not lost[-1].state.ready
+
+
+async def test_a_tier_that_was_stopped_itself_does_not_blame_the_engine(
+    tiny_folder: Path, engine: FakeEngine
+) -> None:
+    async def tell() -> None:
+        while True:
+            engine.tell(ready_state())
+            await asyncio.sleep(0.05)
+
+    async with tier(tiny_folder, [engine], silent_after_s=0.8) as service:
+        telling = asyncio.create_task(tell())
+        gateway = await service.gateway()
+        await gateway.ready()
+        time.sleep(2)  # noqa: ASYNC251
+        await asyncio.sleep(1)
+        assert engine.sessions == 1
+        telling.cancel()
 
 
 # ── a slow gateway ───────────────────────────────────────────────────────────────────────────
