@@ -5,9 +5,12 @@ Every tier serves /metrics, /live and /ready on a port of its own, from a daemon
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -18,6 +21,8 @@ from prometheus_client.samples import Sample
 
 from common.errors import PortTaken
 
+PEER_TIMEOUT_S = 10.0
+"""A peer that is silent for longer is gone, and would keep its thread for ever."""
 Readiness = Callable[[], list[str]]
 """Returns the reasons why this process is not ready; empty means ready."""
 
@@ -66,6 +71,8 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
     """
 
     class Door(BaseHTTPRequestHandler):
+        timeout = PEER_TIMEOUT_S
+
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 body, kind = exposition(registry)
@@ -91,8 +98,15 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
         def log_message(self, format: str, *args: object) -> None:
             pass  # a scrape is not news
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def handle_error(self, *peer: Any) -> None:
+            if not isinstance(sys.exception(), OSError):  # or who asked has gone: no news either
+                super().handle_error(*peer)
+
     try:
-        server = ThreadingHTTPServer((host, port), Door)
+        server = Server((host, port), Door)
     except OSError as error:
         raise PortTaken(f"metrics port {host}:{port} cannot be used: {error.strerror}") from error
     server.daemon_threads = True

@@ -7,6 +7,7 @@ import socket
 
 import grpc
 
+from common.addresses import joined
 from common.errors import PortTaken
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -22,20 +23,25 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),  # `http_proxy`, as Docker sets it, is for the way out of a site
 ]
 
 
 async def resolve(addresses: str) -> set[str]:
-    """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas."""
+    """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas.
+
+    Names are asked for IPv4. An IPv6 address is written in brackets.
+    """
     loop = asyncio.get_running_loop()
     found: set[str] = set()
     for address in filter(None, (a.strip() for a in addresses.split(","))):
         host, _, port = address.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            rows = await loop.getaddrinfo(host, int(port), family=socket.AF_INET)
+            rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
         except socket.gaierror:
             continue  # a service that has no replica yet has no name either
-        found |= {":".join(map(str, row[4][:2])) for row in rows}
+        found |= {joined(*row[4][:2]) for row in rows}
     return found
 
 

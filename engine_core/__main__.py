@@ -12,6 +12,7 @@ import time
 import zmq
 
 from common import logs, metrics, rpc
+from common.addresses import joined
 from common.errors import PortTaken
 from common.settings import SettingsError, load_or_exit
 from engine_core.front import Front
@@ -52,11 +53,11 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     )
     # The first port to be claimed: a taken one ends this before there is a server to be stopped.
     side = metrics.serve(settings.metrics_host, settings.metrics_port, series, front.reasons)
-    address = f"tcp://{settings.host}:{settings.registry_port}"
+    address = f"tcp://{joined(settings.host, settings.registry_port)}"
     registry = Registry(context, address, scheduler_config(settings, tenants), fleet, listener)
     server = rpc.new_server()
     add_EngineServicer_to_server(front, server)  # type: ignore[no-untyped-call]
-    port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
+    port = await rpc.start_server(server, joined(settings.host, settings.port))
     ticker = asyncio.create_task(front.tick())
     stopping = stop_signals()
     freeze_heap()

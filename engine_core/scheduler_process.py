@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from common import logs
+from common.addresses import joined
 from common.channel import Router
 from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
@@ -63,7 +64,8 @@ def main(argument: str) -> int:
     logs.setup("scheduler", config.log_level)
     context = zmq.Context()
     front = ZmqFrontLink(context, config.front_address)
-    router: Router[FromWorker] = Router(context, f"tcp://{config.worker_host}:0", FromWorker)
+    address = f"tcp://{joined(config.worker_host, 0)}"
+    router: Router[FromWorker] = Router(context, address, FromWorker)
     workers = ZmqWorkerLink(
         router,
         config.world_size,

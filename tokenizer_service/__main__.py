@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from common import logs, metrics, rpc
+from common.addresses import joined
 from common.errors import PortTaken
 from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
@@ -63,7 +64,7 @@ async def serve(
     engines = EngineConnections(settings.engines, pipeline)
     service = TokenizerService(pipeline, states, engines.unreachable)
     add_TokenizerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    port = await rpc.start_server(server, f"{settings.host}:{settings.port}")
+    port = await rpc.start_server(server, joined(settings.host, settings.port))
     work = [
         asyncio.create_task(engines.run()),
         asyncio.create_task(states.run()),

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import Counter, Histogram
 
+from common.addresses import joined
 from common.metrics import Aliases, exposition, new_registry, serve
 
 
@@ -25,10 +30,11 @@ def test_aliases_show_the_same_samples_under_a_second_name() -> None:
     assert "process_cpu_seconds_total" in text
 
 
-def test_the_side_port_tells_the_truth() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_side_port_tells_the_truth(host: str) -> None:
     reasons: list[str] = ["loading"]
-    port = serve("127.0.0.1", 0, new_registry(), lambda: reasons)
-    url = f"http://127.0.0.1:{port}"
+    port = serve(host, 0, new_registry(), lambda: reasons)
+    url = f"http://{joined(host, port)}"
     assert urllib.request.urlopen(f"{url}/live").status == 200
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:
         urllib.request.urlopen(f"{url}/ready")
@@ -37,3 +43,28 @@ def test_the_side_port_tells_the_truth() -> None:
     reasons.clear()
     assert urllib.request.urlopen(f"{url}/ready").status == 200
     assert b"python_info" in urllib.request.urlopen(f"{url}/metrics").read()
+
+
+def test_who_asks_and_leaves_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = threading.Semaphore(0)
+
+    def reasons() -> list[str]:
+        asked.release()
+        time.sleep(0.05)  # until the reset is here
+        return []
+
+    port = serve("127.0.0.1", 0, new_registry(), reasons)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
+            assert asked.acquire(timeout=5)
+    time.sleep(0.2)
+    assert capfd.readouterr().err == ""
+
+
+def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.metrics.PEER_TIMEOUT_S", 0.05)
+    port = serve("127.0.0.1", 0, new_registry(), list)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+        assert peer.recv(1) == b""

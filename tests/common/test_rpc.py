@@ -1,13 +1,44 @@
-"""The options of every channel and server."""
+"""The options of every channel and server, and how addresses are resolved."""
 
 from __future__ import annotations
 
-from common.rpc import OPTIONS
+import grpc
+import pytest
+
+from common import rpc
+from common.addresses import joined
 
 
 def test_a_peer_that_answers_no_ping_is_given_up_within_seconds() -> None:
-    options = dict(OPTIONS)
+    options = dict(rpc.OPTIONS)
     assert options["grpc.keepalive_time_ms"] == 10_000
     # grpcio waits for the longer of the two, and its own ping timeout is a minute
     assert options["grpc.keepalive_timeout_ms"] == 5_000
     assert options["grpc.http2.ping_timeout_ms"] == 5_000
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_server_is_reached_whatever_proxy_is_set(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server = rpc.new_server()
+    port = await rpc.start_server(server, joined(host, 0))
+    (address,) = await rpc.resolve(joined(host, port))
+    async with rpc.channel(address) as channel:
+        call = channel.unary_unary("/nobody/asks")
+        with pytest.raises(grpc.aio.AioRpcError) as answer:
+            await call(b"", timeout=10)
+        assert answer.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(None)
+
+
+async def test_addresses_are_resolved_to_every_replica() -> None:
+    assert await rpc.resolve("localhost:71, 127.0.0.2:72,[::1]:73,no.such.name.invalid:74") == {
+        "127.0.0.1:71",
+        "127.0.0.2:72",
+        "[::1]:73",
+    }
