@@ -55,6 +55,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES:
             self._is_too_large = True
             self.send_400_response("")
+        elif self._is_unattended():
+            self._start_timer()
+
+    def _is_unattended(self) -> bool:
+        """Return whether nothing is being answered and no timer runs.
+
+        The server stops its own at any byte: at one that is left of a body whose request has its
+        answer, and at an empty line behind it, too.
+        """
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and self.timeout_keep_alive_task is None and self._head_timer is None
 
     def _without_upgrade(self, data: bytes) -> bytes:
         """Return what of a head came, with a header `Upgrade` under a name that means nothing.

@@ -110,3 +110,19 @@ async def test_a_head_that_does_not_come_closes_the_connection(
     async with serving(fake.address) as (_, url), httpx.AsyncClient(base_url=url) as http:
         assert await talk(http) == b""
         assert await talk(http, b"GET /live HTT") == b""
+
+
+@pytest.mark.parametrize("rest", [b"x", b"x" * 9, b"x" * 9 + b"\r\n"])
+async def test_what_comes_behind_an_answer_does_not_keep_the_connection(
+    served: Served, rest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.5)
+    url = served[1].base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"POST /no/such/route HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
+    assert b" 404 " in await reader.readline()
+    await asyncio.sleep(0.1)
+    writer.write(rest)
+    async with asyncio.timeout(5):
+        await reader.read()
+    writer.close()
