@@ -28,7 +28,7 @@ from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.health import Health
-from api_gateway.listening import listen
+from api_gateway.listening import allow_connections, listen
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.openapi import OpenApi
 from api_gateway.pipeline import Pipeline
@@ -159,6 +159,7 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
 def main() -> None:
     settings = load_or_exit(Settings, "gateway")
     logs.setup("gateway", settings.log_level)
+    allow_connections()
     try:
         gateway = Gateway(settings)
         sock = listen(settings.host, settings.port, settings.slow_client_timeout_s)

@@ -6,6 +6,7 @@ connections in silence: so a port that is taken must answer as a gateway before 
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 import time
@@ -13,9 +14,11 @@ from http.client import HTTPConnection, HTTPException
 
 from api_gateway.health import SERVICE
 from common.errors import PortTaken
+from protos.limits import MAX_CONNECTIONS
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 2**18  # what a client that reads nothing can have waiting in the kernel
+OTHER_FILES = 256  # beside connections
 SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
 
 
@@ -48,6 +51,19 @@ def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def allow_connections() -> None:
+    """Raise the bound of open files, 1024 in most shells, to what the connections may take.
+
+    Who comes when there are no more is cut off before anybody could say why.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def can_bind(family: int, address: tuple[object, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from api_gateway.listening import listen
+from api_gateway.listening import allow_connections, listen
 from common.errors import PortTaken
+from protos.limits import MAX_CONNECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,3 +121,18 @@ def test_bad_settings_end_in_one_line() -> None:
         process = start(option)
         error = process.communicate(timeout=20)[1]
         assert process.returncode == 1 and word in error and error.count("\n") == 1
+
+
+def test_the_bound_of_open_files_is_raised_to_what_connections_take() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_connections()
+        raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert raised[1] == hard
+        assert raised[0] == hard or raised[0] > MAX_CONNECTIONS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
