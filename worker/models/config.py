@@ -22,6 +22,8 @@ HEAD_DIM = {"Qwen3ForCausalLM": 128}
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("silu", "swish")
 """Two names of one function."""
+MAX_LAYERS = 10_000
+"""A number beyond all sense would fill memory with names before the first is missed."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -62,6 +64,8 @@ def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
     _refuse_unsupported(fields)
     num_heads = fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
+    if (num_layers := fields.size("num_hidden_layers")) > MAX_LAYERS:
+        raise fields.error("num_hidden_layers", num_layers, f"at most {MAX_LAYERS}")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
@@ -73,7 +77,7 @@ def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

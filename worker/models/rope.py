@@ -34,7 +34,9 @@ class Rope:
 
 def read_rope(config: Fields, head_dim: int) -> Rope:
     """Take the rotary positions out of a config; raise ModelFolderError that names the field."""
-    scaling = config.inside("rope_parameters") or config.inside("rope_scaling")
+    newer = config.inside("rope_parameters")
+    # An empty object says nothing, as in transformers.
+    scaling = newer if newer and newer.names() else config.inside("rope_scaling")
     _refuse_two(config)
     theta = _theta(config, DEFAULT_THETA)
     _refuse_partial(config)

@@ -97,6 +97,7 @@ def test_two_places_of_the_rope_may_not_say_different_things(tmp_path: Path) -> 
     once = read(tmp_path, rope_parameters=YARN)
     assert read(tmp_path, rope_parameters=YARN, rope_scaling=YARN) == once
     assert read(tmp_path, rope_parameters=YARN, rope_scaling={}) == once
+    assert read(tmp_path, rope_parameters={}, rope_scaling=YARN) == once
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,7 @@ def test_two_places_of_the_rope_may_not_say_different_things(tmp_path: Path) -> 
         ({"torch_dtype": "float64"}, "torch_dtype is 'float64'"),
         ({"torch_dtype": None, "dtype": "float64"}, ": dtype is 'float64'"),
         ({"hidden_size": 10**400}, "allowed: a positive integer below"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000, allowed: at most"),
         ({"rope_theta": 10**400}, "allowed: a positive number below"),
     ],
 )
