@@ -223,6 +223,8 @@ def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path
     for name in LAYOUT_SOURCES:
         digest.update((SOURCES / name).read_bytes())
     for path in sorted(model.glob("*.safetensors")):
+        if not path.exists():  # a link to nothing: a cache of downloads may hold parts of a folder
+            continue
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     name = f"{home.hexdigest()[:12]}-{digest.hexdigest()[:24]}.packed"

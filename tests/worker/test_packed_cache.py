@@ -199,6 +199,8 @@ def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:
     assert name == cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name != cache_path(tmp_path, "abd", "INT8", tmp_path)
     assert name != cache_path(tmp_path, "abc", "INT4", tmp_path)
+    (tmp_path / "consolidated.safetensors").symlink_to(tmp_path / "not downloaded")
+    assert name == cache_path(tmp_path, "abc", "INT8", tmp_path)
     (tmp_path / "model.safetensors").write_text("other")
     assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name.name[:13] == cache_path(tmp_path, "abd", "INT8", tmp_path).name[:13]
