@@ -25,6 +25,7 @@ from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
 from worker.batch import SHORT_RUN, PassLimits
 from worker.errands import BLOCKS_A_TURN
+from worker.errors import NotFinite
 from worker.gather import Inputs, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
@@ -263,6 +264,9 @@ def load_model(
                 backend.loading.finish()
     except MemoryError as error:
         raise ValueError(f"{folder}: the weights do not fit: {error}") from error
+    except NotFinite as error:
+        place = weights.find_not_finite()
+        raise ModelFolderError(f"{place} holds values that are not finite numbers") from error
     return LoadedModel(
         config,
         model,

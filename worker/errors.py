@@ -7,6 +7,10 @@ class KernelError(Exception):
     """An operator was given an array of the wrong dtype, shape or memory order."""
 
 
+class NotFinite(Exception):
+    """A weight that is not a finite number was about to be quantised, which would hide it."""
+
+
 class RowError(Exception):
     """One sequence cannot go on; the other rows of the step are not concerned."""
 

@@ -57,6 +57,13 @@ class FolderWeights:
         home = self._homes[name]
         return home.read_stored(name) if self._as_stored else home.read(name)
 
+    def find_not_finite(self) -> str:
+        """Return a tensor that holds what is no finite number, with its file; "" without one."""
+        for name, home in sorted(self._homes.items()):
+            if not np.isfinite(home.read(name)).all():
+                return f"{home.path}: tensor {name}"
+        return ""
+
     @property
     def num_bytes(self) -> int:
         """Size of all tensors, as they lie in the files."""

@@ -125,6 +125,22 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: 
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize("level", ["auto", "portable"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_quantising_hides_no_damage(
+    tmp_path: Path, level: str, quantization: str, value: float
+) -> None:
+    folder = write_folder(tmp_path / "m")
+    path, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    file = SafetensorsFile(path)
+    tensors = {one: file.read(one).copy() for one in file.tensors}
+    tensors[name][5, 7] = value
+    write_safetensors(path, tensors)
+    with pytest.raises(ModelFolderError, match=f"{name} holds values that are not finite"):
+        load_model(folder, quantization=quantization, kernel_level=level)
+
+
 INDEX = "model.safetensors.index.json"
 
 

@@ -48,7 +48,13 @@ void pack_floats(const Source& s, int64_t row, int64_t count, Format to, int64_t
     }
 }
 
-// int8: one scale per output, the largest size becomes 127.
+// The larger size, as bits: what is not a number is above infinity, and no later size hides it.
+inline uint32_t larger_size(uint32_t most, float value) {
+  uint32_t size = to_bits(value) & 0x7fffffff;
+  return size > most ? size : most;
+}
+
+// int8: one scale per output, the largest size becomes 127. It is not finite where a weight is not.
 void pack_int8(const Source& s, int64_t row, int64_t count, int64_t padded, uint8_t* panel,
                float* scales) {
   constexpr int64_t STRIP = 256;
@@ -56,15 +62,13 @@ void pack_int8(const Source& s, int64_t row, int64_t count, int64_t padded, uint
   for (int64_t n = 0; n < PANEL; n++) scales[n] = 0.0f;
   float values[STRIP];
   for (int64_t n = 0; n < count; n++) {
-    float most = 0.0f;
+    uint32_t size = 0;
     for (int64_t first = 0; first < s.num_inputs; first += STRIP) {
       int64_t inputs = min_of(STRIP, s.num_inputs - first);
       read_inputs(s, row + n, first, inputs, values);
-      for (int64_t i = 0; i < inputs; i++) {
-        float size = __builtin_fabsf(values[i]);
-        most = size > most ? size : most;
-      }
+      for (int64_t i = 0; i < inputs; i++) size = larger_size(size, values[i]);
     }
+    float most = from_bits(size);
     scales[n] = most / 127.0f;
     float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
     for (int64_t first = 0; first < s.num_inputs; first += STRIP) {
@@ -93,10 +97,13 @@ inline float error_at(const float* values, int64_t group, float scale) {
 }
 
 // The bf16 scale of -8..7 that loses least, of a few: the extreme becomes -8 or -7, or is cut off a
-// little so that all others get finer steps.
+// little so that all others get finer steps. Not a number where a weight is not finite.
 inline float best_scale(const float* values, int64_t group) {
   constexpr float STEPS[] = {-8.0f, -7.0f, -8.4f, -8.9f, -9.5f, 7.0f};
   float extreme = 0.0f;
+  uint32_t size = 0;
+  for (int64_t k = 0; k < group; k++) size = larger_size(size, values[k]);
+  if (size >= to_bits(__builtin_inff())) return __builtin_nanf("");
   for (int64_t k = 0; k < group; k++)
     if (__builtin_fabsf(values[k]) > __builtin_fabsf(extreme)) extreme = values[k];
   float best = 0.0f, least = error_at(values, group, 0.0f);

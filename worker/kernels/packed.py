@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.errors import KernelError
+from worker.errors import KernelError, NotFinite
 from worker.kernels.checks import F32, Floats
 from worker.kernels.library import Level, Library
 
@@ -167,7 +167,7 @@ def pack_weight(
     biases: Sequence[Stored],
     shape: Shape,
 ) -> PackedWeight:
-    """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them."""
+    """Stack weights [Ni, K] and biases [Ni] along their outputs and pack them; raise NotFinite."""
     if any(weight.shape[0] % PANEL for weight in weights[:-1]):
         weights = [joined(weights)]  # no part but the last may end inside a panel
     packed, scales = aligned_bytes(shape.weight_bytes), aligned_bytes(shape.scale_bytes)
@@ -185,7 +185,15 @@ def pack_weight(
         )
         library.pack(pool, level, ctypes.addressof(arguments))
         first += weight.shape[0]
+    _check_scales(scales, shape)
     return PackedWeight(shape, packed, scales, pack_bias(biases, shape))
+
+
+def _check_scales(scales: Bytes, shape: Shape) -> None:
+    """Raise NotFinite for a weight that integers cannot tell: its group's scale is not finite."""
+    stored = np.float32 if shape.format is Format.INT8 else np.uint16
+    if not np.isfinite(to_float32(scales.view(stored))).all():
+        raise NotFinite
 
 
 def joined(weights: Sequence[Stored]) -> Stored:
