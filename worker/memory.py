@@ -51,14 +51,14 @@ def kv_cache_bytes(asked: int | None, free: int | None, host_bytes: int = 0) -> 
     if free is not None:
         if host_bytes > free:
             raise ValueError(
-                f"host_kv_memory is {host_bytes} bytes, host and control group have {free} free: "
-                "lower host_kv_memory"
+                f"host_kv_memory is {host_bytes} bytes, host, control group and "
+                f"ulimit have {free} free: lower host_kv_memory"
             )
         free -= host_bytes
     if asked is not None and free is not None and asked > free:
         raise ValueError(
-            f"kv_cache_memory is {asked} bytes, host and control group have {free} free: "
-            "lower kv_cache_memory"
+            f"kv_cache_memory is {asked} bytes, host, control group and "
+            f"ulimit have {free} free: lower kv_cache_memory"
         )
     if asked is not None:
         return asked
@@ -66,9 +66,9 @@ def kv_cache_bytes(asked: int | None, free: int | None, host_bytes: int = 0) -> 
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Return what host and control group leave to this process; None where neither says."""
-    left = [size for size in (_host_free(root), _group_free(root)) if size is not None]
-    return min(left, default=None)
+    """Return what host, control group and limit leave to this process; None where none says."""
+    sizes = (_host_free(root), _group_free(root), _addresses_free(root))
+    return min((size for size in sizes if size is not None), default=None)
 
 
 class DeviceMemory(NamedTuple):
@@ -92,12 +92,22 @@ def _host_free(root: Path) -> int | None:
     return _meminfo("MemAvailable", root)
 
 
+def _addresses_free(root: Path) -> int | None:
+    """Return what `ulimit -v` leaves: batch systems bound a job by its address space."""
+    limit = _number(root / "proc/self/limits", r"Max address space +(\d+)")
+    taken = _number(root / "proc/self/status", r"VmSize:\s+(\d+) kB")
+    return None if limit is None else max(0, limit - (taken or 0) * 1024)
+
+
 def _meminfo(name: str, root: Path = Path("/")) -> int | None:
-    meminfo = root / "proc/meminfo"
-    if not meminfo.exists():
-        return None
-    match = re.search(rf"^{name}:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+    size = _number(root / "proc/meminfo", rf"{name}:\s+(\d+) kB")
+    return None if size is None else size * 1024
+
+
+def _number(path: Path, line: str) -> int | None:
+    """Return the number in the first line that begins so; None where there is none."""
+    match = re.search(f"^{line}", path.read_text(), re.MULTILINE) if path.exists() else None
+    return int(match[1]) if match else None
 
 
 def _group_free(root: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Sizes as people write them, and free memory as host and control group tell it."""
+"""Sizes as people write them, and free memory as host, control group and limits tell it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def test_the_group_of_this_process_and_those_around_it_count(tmp_path: Path) -> 
     assert free_bytes(tmp_path) == 4000
     (inner.parent / "memory.stat").write_text("active_file 7\ninactive_file 600\n")
     assert free_bytes(tmp_path) == 4600, "pages of files make way"
+
+
+def test_a_limit_of_addresses_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("Name:\tx\nVmPeak:\t 9 kB\nVmSize:\t 3 kB\n")
+    limits = tmp_path / "proc/self/limits"
+    row = "Max data size  unlimited  unlimited  bytes\nMax address space   {}  unlimited   bytes\n"
+    limits.write_text(row.format("unlimited"))
+    assert free_bytes(tmp_path) is None
+    limits.write_text(row.format(5000))
+    assert free_bytes(tmp_path) == 5000 - 3 * 1024
 
 
 def test_control_groups_of_version_1_count(tmp_path: Path) -> None:
