@@ -135,7 +135,7 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
             loaded = await loop.run_in_executor(pool, _load, folder, options)
         budget = loaded.kv_cache_bytes(asked)
         return InProcessClient(text, loaded, metrics, budget, longest)
-    except (CommandError, ModelFolderError, ValueError) as error:
+    except (CommandError, ModelFolderError, ValueError, OSError, MemoryError) as error:
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error

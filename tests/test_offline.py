@@ -292,6 +292,18 @@ def test_the_longest_sequence_can_be_lowered_not_raised(tiny: Path) -> None:
             assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5
 
 
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), MemoryError("too much")])
+def test_memory_that_is_not_there_is_one_line(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("millrace.in_process._load", load)
+    with pytest.raises(InvalidRequest, match=r"Cannot allocate memory|too much"):
+        LLM(write_tiny_model(tmp_path / "m"))
+
+
 def test_weights_that_are_no_numbers_are_refused_at_load(tmp_path: Path) -> None:
     file = write_tiny_model(tmp_path / "broken") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")

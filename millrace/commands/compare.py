@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         left, right = load(args.model, args.left), load(args.model, args.right)
         token_ids = ids_of(args)
         found = list(differences(note_all(left, token_ids), note_all(right, token_ids)))
-    except (ModelFolderError, ValueError) as error:
+    except (ModelFolderError, ValueError, OSError, MemoryError) as error:
         raise CommandError(str(error)) from error
     print(f"left   {left.backend.fingerprint}\nright  {right.backend.fingerprint}")
     print(f"tokens {len(token_ids)}\n")
