@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from worker.backends.gpu import Array, Gpu
-from worker.errors import KernelError
+from worker.errors import KernelError, NotFinite
 from worker.kernels.checks import Floats
 
 TILE = 16
@@ -72,19 +72,20 @@ def from_storage(stored: np.ndarray[Any, Any], dtype: str) -> Floats:
 def quantized(weight: Floats) -> tuple[Bytes, Floats]:
     """Return int8 [N, K] and the scale [N] of each output: its largest size becomes 127.
 
-    The rule, and its bits, are those of the CPU's packer (`linear_pack_body.h`).
+    The rule, and its bits, are those of the CPU's packer (`linear_pack_body.h`). Raises NotFinite.
     """
     values = np.empty(weight.shape, np.int8)
     scale = np.empty(len(weight), np.float32)
     step = max(1, PIECE // weight.shape[1])  # rows that stay in the processor's cache
     for first in range(0, len(weight), step):
         rows = weight[first : first + step]
-        most = np.fmax.reduce(np.abs(rows), axis=1, initial=np.float32(0))
+        most = np.max(np.abs(rows), axis=1, initial=np.float32(0))
+        if not np.isfinite(most).all():
+            raise NotFinite
         scale[first : first + step] = most / np.float32(127)
         inverse = np.divide(np.float32(127), most, where=most > 1e-30, out=np.zeros_like(most))
         steps = np.rint(rows * inverse[:, None])
-        np.clip(np.nan_to_num(steps, copy=False, nan=-127), -127, 127, out=steps)
-        values[first : first + step] = steps
+        values[first : first + step] = np.clip(steps, -127, 127, out=steps)
     return values, scale
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.support.operators import backend
 from worker.backends.cuda_weights import quantized
+from worker.errors import NotFinite
 from worker.kernels.packed import PANEL, Format
 
 
@@ -21,3 +23,14 @@ def test_int8_is_the_cpus_int8() -> None:
     steps, scale = quantized(weight)
     np.testing.assert_array_equal(steps, rows[:43, :416].astype(np.int16) - 128)
     np.testing.assert_array_equal(scale, packed.scales.view(np.float32)[:43])
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_what_is_not_finite_is_refused_as_on_the_cpu(value: float) -> None:
+    weight = np.ones((20, 64), np.float32)
+    weight[18, 40] = value
+    with pytest.raises(NotFinite):
+        quantized(weight)
+    for form in (Format.INT8, Format.INT4):
+        with pytest.raises(NotFinite):
+            backend(weights=form).pack_linear([weight])
