@@ -6,7 +6,7 @@ ServiceError
 ├── Forbidden          403  the key may not do this
 ├── NotFound           404  unknown model, route or request
 ├── DeadlineExceeded   408  the request's own deadline has passed
-├── PayloadTooLarge    413  body or prompt over the limit
+├── PayloadTooLarge    413  a body over the limit, a prompt over the KV cache
 ├── Unprocessable      422  a template or schema refused the input
 ├── Overloaded         429  a queue or quota is full; `retry_after_s` says when to come back
 ├── Cancelled          499  the client is gone, or asked to cancel

@@ -1,6 +1,6 @@
 """Completes a request: what the client left open comes from the model folder, then from neutrality.
 
-Raises InvalidRequest, NotFound or PayloadTooLarge naming the field. Pure: no tokenizer, no engine.
+Raises InvalidRequest or NotFound naming the field. Pure: no tokenizer, no engine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from common.errors import InvalidRequest, NotFound, PayloadTooLarge
+from common.errors import InvalidRequest, NotFound
 from protos.common_pb2 import EMBED, Grammar, Limits, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.columns import pack, unpack
@@ -82,11 +82,12 @@ class Completion:
     def limits(self, request: TextRequest, num_prompt_tokens: int, max_model_len: int) -> Limits:
         """Return the complete Limits; `max_model_len` is the engine's, in tokens."""
         room = max_model_len - num_prompt_tokens
+        # clients that shorten a prompt, or ask a larger model, go by 400, the code and these words
+        context = f"this model's maximum context length is {max_model_len} tokens"
         is_embedding = request.limits.kind == EMBED
         if room < 0 or (room == 0 and not is_embedding):
-            raise PayloadTooLarge(
-                f"the prompt has {num_prompt_tokens} tokens, but prompt and answer together may "
-                f"have {max_model_len}",
+            raise InvalidRequest(
+                f"{context}, prompt and answer together, but the prompt has {num_prompt_tokens}",
                 param=input_param(request),
                 code="context_length_exceeded",
             )
@@ -99,8 +100,8 @@ class Completion:
             limits.max_tokens = min(room, self.max_new_tokens or room)
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
             raise InvalidRequest(
-                f"max_tokens is {request.limits.max_tokens}, but the prompt has "
-                f"{num_prompt_tokens} tokens of {max_model_len}: at most {room} are left",
+                f"{context}, and the prompt has {num_prompt_tokens}: of max_tokens, which is "
+                f"{request.limits.max_tokens}, at most {room} are left",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequest, NotFound, PayloadTooLarge, ServiceError
+from common.errors import InvalidRequest, NotFound, ServiceError
 from protos.common_pb2 import EMBED, Grammar, Limits, LogitBias, SamplingParams
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tokenizer_service.columns import pack, unpack
@@ -47,7 +47,7 @@ def test_a_window_that_moves_bounds_no_answer() -> None:
 
 def test_an_embedding_has_no_answer_and_needs_no_room_for_one() -> None:
     assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 1
-    with pytest.raises(PayloadTooLarge):
+    with pytest.raises(InvalidRequest):
         completion().limits(request(limits=Limits(kind=EMBED)), 65, 64)
 
 
@@ -108,7 +108,7 @@ def test_stop_strings_need_a_tokenizer() -> None:
 @pytest.mark.parametrize(("chat", "param"), [(None, "prompt"), (ChatInput(), "messages")])
 def test_a_prompt_without_room_names_both_numbers(chat: ChatInput | None, param: str) -> None:
     given = request() if chat is None else TextRequest(model="tiny", chat=chat)
-    with pytest.raises(PayloadTooLarge, match=r"64.*64") as caught:
+    with pytest.raises(InvalidRequest, match=r"maximum context length is 64 .* 64") as caught:
         completion().limits(given, 64, 64)
     assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
 

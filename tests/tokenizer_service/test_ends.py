@@ -22,13 +22,13 @@ from tests.tokenizer_service.stage import Build, request
     [
         ({"model": "other"}, "NotFound", "model"),
         ({"prompt": ""}, "InvalidRequest", "prompt"),
-        ({"prompt": "x" * 300}, "PayloadTooLarge", "prompt"),
+        ({"prompt": "x" * 300}, "InvalidRequest", "prompt"),
         ({"limits": Limits(max_tokens=300)}, "InvalidRequest", "max_tokens"),
         ({"prompt_token_ids": column([512])}, "InvalidRequest", "prompt"),
         ({"text": TextOptions(stop_token_ids=[512])}, "InvalidRequest", "stop_token_ids"),
         ({"chat": ChatInput(messages_json=b"[]")}, "InvalidRequest", "messages"),
         ({"prompt": "", "limits": Limits(kind=EMBED)}, "InvalidRequest", "input"),
-        ({"prompt": "x" * 300, "limits": Limits(kind=EMBED)}, "PayloadTooLarge", "input"),
+        ({"prompt": "x" * 300, "limits": Limits(kind=EMBED)}, "InvalidRequest", "input"),
     ],
 )
 async def test_refusals_end_every_choice_once(
