@@ -286,7 +286,7 @@ def test_the_longest_sequence_can_be_lowered_not_raised(tiny: Path) -> None:
         LLM(tiny, max_model_len=513)
     for asked, allowed in ((64, 64), (512, 512)):
         with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, max_model_len=asked) as llm:
-            with pytest.raises(InvalidRequest, match=f"the prompt has 5 tokens of {allowed}:"):
+            with pytest.raises(InvalidRequest, match=f"is {allowed} tokens, the prompt has 5,"):
                 llm.generate("Hello", sampled(1, max_tokens=allowed))
             fitting = sampled(1, max_tokens=allowed - 5, ignore_eos=True)
             assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5

@@ -100,8 +100,8 @@ class Completion:
             limits.max_tokens = min(room, self.max_new_tokens or room)
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
             raise InvalidRequest(
-                f"{context}, and the prompt has {num_prompt_tokens}: of max_tokens, which is "
-                f"{request.limits.max_tokens}, at most {room} are left",
+                f"{context}, the prompt has {num_prompt_tokens}, and max_tokens is "
+                f"{request.limits.max_tokens}: at most {room} are left",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
