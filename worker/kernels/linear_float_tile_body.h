@@ -65,4 +65,5 @@ struct FloatTile {
   Fetch fetch;
   bool keep;               // of many: floats write the weights as W::Kept, for the tiles after this one
   float* kept;
+  bool in_a_row;           // one panel after the other, as they lie
 };
