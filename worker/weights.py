@@ -19,6 +19,7 @@ from worker.safetensors import SafetensorsFile
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+BASE = "model."  # before the tensors of the model without its head
 SAMPLE_BYTES = 4096
 
 
@@ -36,7 +37,7 @@ class FolderWeights:
         otherwise everything as float32."""
         self._folder = folder
         self._as_stored = as_stored
-        self._homes = _open(folder)
+        self._homes = _named_in_full(_open(folder))
         found = self._homes.keys() - (set(ignored) - expected.keys())
         if missing := sorted(expected.keys() - found):
             raise ModelFolderError(f"{folder}: missing tensors: {_some(missing)}")
@@ -96,6 +97,19 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
     if _is_there(folder / INDEX):
         return _open_shards(folder, folder / INDEX)
     raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+
+
+def _named_in_full(homes: dict[str, SafetensorsFile]) -> dict[str, SafetensorsFile]:
+    """Name the tensors as in a model with its head, also those of a base model saved by itself."""
+    if any(name.startswith(BASE) for name in homes):
+        return homes
+
+    def full(name: str) -> str:
+        return name if name.startswith("lm_head.") else BASE + name
+
+    for file in set(homes.values()):
+        file.tensors = {full(name): tensor for name, tensor in file.tensors.items()}
+    return {full(name): file for name, file in homes.items()}
 
 
 def _is_there(path: Path) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from common.model_folder import ModelFolderError
-from tests.support.model_folders import encoded, write_folder, write_safetensors
+from tests.support.model_folders import encoded, write_folder, write_safetensors, write_shards
 from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
@@ -237,6 +237,27 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
         lambda h: h.update({"lm_head.weight": h["model.embed_tokens.weight"]}),
     )
     load_model(folder)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("head", [False, True])
+def test_a_base_model_saved_by_itself_has_shorter_names(
+    tmp_path: Path, num_shards: int, head: bool
+) -> None:
+    whole = write_folder(tmp_path / "whole", tie_word_embeddings=not head)
+    base = write_folder(
+        tmp_path / "base", architectures=["Qwen2Model"], tie_word_embeddings=not head
+    )
+    file = SafetensorsFile(base / "model.safetensors")
+    tensors = {name.removeprefix("model."): file.read(name).copy() for name in file.tensors}
+    write_safetensors(base / "model.safetensors", tensors)
+    if num_shards > 1:
+        (base / "model.safetensors").unlink()
+        write_shards(base, tensors, "F32", num_shards)
+    load_model(base)
+    ours, theirs = weights_of(base), weights_of(whole)
+    for name in (NORM, "model.layers.0.self_attn.q_proj.weight", *["lm_head.weight"] * head):
+        np.testing.assert_array_equal(ours.read(name), theirs.read(name))
 
 
 def test_the_hash_tells_folders_apart(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 ALWAYS_SLIDING = {"MistralForCausalLM": 4096}
 """Without a `use_sliding_window`: in these a `sliding_window` alone is enough, for every layer, and
 is so wide where the field is left out; null means none."""
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+WITH_HEAD = {f"{family}Model": f"{family}ForCausalLM" for family in FAMILIES}
+"""A base model saved by itself, as embedding models are."""
 HEAD_DIM = {"Qwen3ForCausalLM": 128}
 """Where the field is left out; in other families a head is its part of the hidden size."""
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -96,7 +99,8 @@ def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise fields.error("architectures", names, "a list of one name")
-    return str(names[0])
+    name = str(names[0])
+    return WITH_HEAD.get(name, name)
 
 
 def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:
