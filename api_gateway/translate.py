@@ -153,7 +153,8 @@ def order_embedding(body: EmbeddingRequest, inputs: list[str | list[int]], calle
     for given in inputs:
         limits = routing_limits(body, caller)
         limits.kind = EMBED
-        limits.pooling = MEAN if body.pooling == "mean" else LAST
+        if body.pooling:
+            limits.pooling = MEAN if body.pooling == "mean" else LAST
         sampled = SamplingParams(seed=1)  # nothing is drawn
         request = TextRequest(
             request_id=caller.request_id, model=body.model, limits=limits, sampling=sampled

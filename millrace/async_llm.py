@@ -105,12 +105,13 @@ class AsyncLLM:
     async def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling: str = "last",
+        pooling: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> list[EmbeddingOutput]:
         """Return a vector per prompt: of its last token or the mean of all, brought to length 1.
 
+        Without `pooling` the model folder says which (`1_Pooling/config.json`), else the last.
         `dimensions` keeps so many first numbers, for models that are trained for it.
         """
         if dimensions is not None and type(dimensions) is not int:

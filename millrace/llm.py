@@ -115,7 +115,7 @@ class LLM:
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling: str = "last",
+        pooling: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> list[EmbeddingOutput]:

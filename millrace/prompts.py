@@ -64,14 +64,16 @@ def asked(
     return Asked(request)
 
 
-def embed_request(prompt: Prompt, info: ModelInfo, request_id: str, pooling: str) -> TextRequest:
-    """Return the request of a vector."""
-    if pooling not in POOLINGS:
+def embed_request(
+    prompt: Prompt, info: ModelInfo, request_id: str, pooling: str | None
+) -> TextRequest:
+    """Return the request of a vector; without a pooling it is the model folder's."""
+    if pooling is not None and pooling not in POOLINGS:
         raise InvalidRequest(f"pooling must be last or mean, got {pooling!r:.40}", param="pooling")
     request = TextRequest(
         request_id=request_id,
         model=info.id,
-        limits=Limits(kind=EMBED, pooling=POOLINGS[pooling], n=1),
+        limits=Limits(kind=EMBED, pooling=pooling and POOLINGS[pooling], n=1),
         sampling=Sampling(seed=1),  # nothing is drawn
     )
     _fill(request, prompt)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, NotFound
-from protos.common_pb2 import EMBED, Grammar, Limits, SamplingParams
+from protos.common_pb2 import EMBED, LAST, Grammar, Limits, Pooling, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.columns import pack, unpack
 
@@ -36,6 +36,7 @@ class Completion:
     sampling_defaults: Mapping[str, float]
     max_new_tokens: int | None
     has_tokenizer: bool
+    pooling: Pooling = LAST
 
     def check(self, request: TextRequest) -> None:
         """Refuse what can be refused before the prompt is built."""
@@ -96,6 +97,8 @@ class Completion:
         limits.has_grammar = request.text.grammar.kind != Grammar.NONE
         if is_embedding:
             limits.max_tokens = 1  # the least that the engine takes; none is drawn
+            if not request.limits.HasField("pooling"):
+                limits.pooling = self.pooling
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):

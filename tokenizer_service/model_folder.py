@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from common.model_folder import Fields, ModelFolderError, read_object
+from protos.common_pb2 import LAST, MEAN, Pooling
 from protos.limits import LIMITS, MAX_U32, violation
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+POOLING_FIELDS = {"pooling_mode_lasttoken": LAST, "pooling_mode_mean_tokens": MEAN}
 TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -36,6 +38,7 @@ class ModelFolder:
     """Chat templates by name; `default` unless the folder names others."""
     added_tokens: Mapping[int, Mapping[str, Any]] | None = None
     tokenizer_class: str = ""
+    pooling: Pooling = LAST
 
 
 def name_of(path: Path, served_name: str) -> str:
@@ -70,7 +73,21 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         templates=chat_templates(path, tokenizer),
         added_tokens=added_tokens(tokenizer),
         tokenizer_class=tokenizer.text("tokenizer_class"),
+        pooling=pooling(path),
     )
+
+
+def pooling(path: Path) -> Pooling:
+    """Return which state of a text is its embedding, as sentence-transformers saves it."""
+    found = LAST
+    for file in path.glob("*_Pooling/config.json"):
+        place = read_object(file)
+        modes = sorted(name for name in place.names() if name.startswith("pooling_mode_"))
+        chosen = [mode for mode in modes if place.flag(mode)]
+        if len(chosen) != 1 or chosen[0] not in POOLING_FIELDS:
+            raise place.error("pooling_mode_*", chosen, f"one of {', '.join(POOLING_FIELDS)}")
+        found = POOLING_FIELDS[chosen[0]]
+    return found
 
 
 def eos_token_ids(place: Fields, vocab_size: int) -> frozenset[int]:

@@ -73,6 +73,7 @@ class TextModel:
             sampling_defaults=folder.sampling_defaults or {},
             max_new_tokens=folder.max_new_tokens,
             has_tokenizer=tokenizer is not None,
+            pooling=folder.pooling,
         )
 
     def info(self, max_model_len: int) -> ModelInfo:

@@ -78,6 +78,8 @@ def test_vectors() -> None:
     request = embed_request({"prompt_token_ids": [1, 2]}, INFO, "r", "mean")
     assert (request.limits.kind, request.limits.pooling) == (EMBED, MEAN)
     assert len(request.prompt_token_ids) == 8
+    assert embed_request("x", INFO, "r", "last").limits.HasField("pooling")
+    assert not embed_request("x", INFO, "r", None).limits.HasField("pooling")
     with pytest.raises(InvalidRequest, match="last or mean"):
         embed_request("x", INFO, "r", "max")
     with pytest.raises(InvalidRequest, match="a prompt must be"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest, NotFound, ServiceError
-from protos.common_pb2 import EMBED, Grammar, Limits, LogitBias, SamplingParams
+from protos.common_pb2 import EMBED, LAST, MEAN, Grammar, Limits, LogitBias, SamplingParams
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tokenizer_service.columns import pack, unpack
 from tokenizer_service.completion import Completion
@@ -49,6 +49,12 @@ def test_an_embedding_has_no_answer_and_needs_no_room_for_one() -> None:
     assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 1
     with pytest.raises(InvalidRequest):
         completion().limits(request(limits=Limits(kind=EMBED)), 65, 64)
+
+
+def test_what_is_an_embedding_comes_from_the_request_then_from_the_folder() -> None:
+    for given, folder, used in ((None, LAST, LAST), (None, MEAN, MEAN), (LAST, MEAN, LAST)):
+        asked = request(limits=Limits(kind=EMBED, pooling=given))
+        assert completion(pooling=folder).limits(asked, 1, 64).pooling == used
 
 
 def test_the_engine_is_told_of_a_grammar() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from common.model_folder import ModelFolderError
+from protos.common_pb2 import LAST, MEAN
 from tests.support.tiny_model import write_tokenizer
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.text_model import all_eos_ids
@@ -51,6 +52,44 @@ def test_an_eos_token_beyond_the_model_ends_nothing(
 def test_a_path_for_a_name_stands_for_its_end(tmp_path: Path, told: str, name: str) -> None:
     (tmp_path / "here").mkdir()
     assert read_model_folder(tmp_path / "here", told).name == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (None, LAST),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, LAST),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, MEAN),
+    ],
+)
+def test_what_sentence_transformers_takes_for_an_embedding(
+    tmp_path: Path, fields: dict[str, bool] | None, found: int
+) -> None:
+    if fields is not None:
+        write_pooling(tmp_path, fields)
+    assert read_model_folder(tmp_path).pooling == found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},
+        {"pooling_mode_mean_tokens": False},
+        {"pooling_mode_mean_tokens": 1},
+    ],
+)
+def test_an_embedding_that_nobody_computes_is_refused(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    write_pooling(tmp_path, fields)
+    with pytest.raises(ModelFolderError, match="1_Pooling/config.json: pooling_mode_"):
+        read_model_folder(tmp_path)
+
+
+def write_pooling(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
 
 
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
