@@ -7,12 +7,18 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from queue import Full, Queue
+from threading import Thread
 
 MAX_LOG_BYTES = 64 * 2**20
 BYTES_PER_LINE = 512
 """A guess, for finding the last lines."""
 _COLOURS = (36, 33, 35, 32, 34, 31)
 RUNNER = "millrace"
+MAX_UNSHOWN = 1000
+"""Lines that wait for a terminal which takes none."""
+LAST_LOOK_S = 1.0
+"""How long a terminal may take to show what waits at the end."""
 
 
 def is_terminal() -> bool:
@@ -39,6 +45,52 @@ def tail(path: Path, num_lines: int) -> list[str]:
         return file.read().decode(errors="replace").splitlines()[-num_lines:]
 
 
+class Echo:
+    """Copies lines to standard output from a thread of its own.
+
+    A terminal that is halted (Ctrl-S), or a pager, blocks whoever writes to it. If that were the
+    runner, nobody would empty the replicas' pipes, and all of them would stand still.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: Queue[bytes | None] = Queue(MAX_UNSHOWN)
+        self._num_left_out = 0
+        self._thread = Thread(target=self._show, name="echo", daemon=True)
+        if sys.stdout is not None:
+            self._descriptor = sys.stdout.fileno()
+            self._encoding = sys.stdout.encoding
+            self._thread.start()
+
+    def put(self, line: str) -> None:
+        """Show `line` some time; leave it out when too many wait, and say so later."""
+        if not self._thread.is_alive():
+            return
+        if missing := self._num_left_out:
+            line = f"({missing} lines were not shown here; `millrace logs` has them)\n{line}"
+        try:
+            self._waiting.put_nowait(f"{line}\n".encode(self._encoding, "replace"))
+            self._num_left_out = 0
+        except Full:
+            self._num_left_out += 1
+
+    def close(self) -> None:
+        """Wait a moment for what is not shown yet."""
+        if self._thread.is_alive():
+            with contextlib.suppress(Full):  # nobody reads
+                self._waiting.put_nowait(None)
+                self._thread.join(LAST_LOOK_S)
+
+    def _show(self) -> None:
+        """Write until `close`, or until the reader has gone: that ends the echo, not the run.
+
+        Not by `print`: the interpreter waits at its end for a thread that holds its buffer.
+        """
+        with contextlib.suppress(OSError):
+            while rest := self._waiting.get():
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+
+
 class Console:
     """Writes prefixed lines to the log file and, when `echo`, to standard output."""
 
@@ -49,22 +101,19 @@ class Console:
         self._path = path
         self._file = path.open("ab", buffering=0)
         self._width = max(map(len, [RUNNER, *names]))
-        self._echo = echo
+        self._echo = Echo() if echo else None
         self._colours = is_terminal()
 
     def write(self, name: str, text: str) -> None:
         """Write one line of replica `name`.
 
-        A reader that went away ends the echo, a full disk costs the line: neither ends the run.
+        A full disk costs the line, not the run.
         """
         line = f"{name:<{self._width}} | {text}"
         with contextlib.suppress(OSError):
             self._keep(line.encode(errors="replace") + b"\n")
-        if self._echo:
-            try:
-                print(coloured(line) if self._colours else line, flush=True)
-            except OSError:
-                self._echo = False
+        if self._echo is not None:
+            self._echo.put(coloured(line) if self._colours else line)
 
     def _keep(self, line: bytes) -> None:
         if self._file.tell() > MAX_LOG_BYTES:
@@ -79,4 +128,6 @@ class Console:
         self.write(RUNNER, text)
 
     def close(self) -> None:
+        if self._echo is not None:
+            self._echo.close()
         self._file.close()

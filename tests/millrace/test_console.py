@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from millrace import console
 from millrace.console import Console, coloured, tail
 
 
-def test_lines_carry_the_replicas_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_carry_the_replicas_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "stack.log"
     out = Console(log, ["worker-1", "tokenizer-service-1"], echo=True)
     out.write("worker-1", "loaded")
@@ -18,7 +20,7 @@ def test_lines_carry_the_replicas_name(tmp_path: Path, capsys: pytest.CaptureFix
     out.close()
     lines = ["worker-1            | loaded", "millrace            | stopping"]
     assert log.read_text().splitlines() == lines
-    assert capsys.readouterr().out.splitlines() == lines
+    assert capfd.readouterr().out.splitlines() == lines
 
 
 def test_a_new_run_keeps_the_last_ones_log(tmp_path: Path) -> None:
@@ -43,14 +45,50 @@ def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = Console(tmp_path / "stack.log", [], echo=True)
     out._file.close()
     out._file = open("/dev/full", "ab", buffering=0)
     out.say("still told")
     out.close()
-    assert capsys.readouterr().out == "millrace | still told\n"
+    assert capfd.readouterr().out == "millrace | still told\n"
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LAST_LOOK_S", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as terminal, os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        log = tmp_path / "stack.log"
+        out = Console(log, ["worker-1"], echo=True)
+        for index in range(5000):
+            out.write("worker-1", f"{index} {'x' * 100}")  # 550 kB; a pipe holds 64
+        assert len(log.read_text().splitlines()) == 5000
+        line = ""
+        while not line.startswith("millrace | it goes on"):
+            previous, line = line, terminal.readline()
+            out.say("it goes on")
+        assert "lines were not shown here" in previous
+        while "the end" not in terminal.readline():
+            out.say("the end")
+        out.close()
+
+
+def test_a_reader_that_has_gone_ends_the_echo_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        out = Console(tmp_path / "stack.log", [], echo=True)
+        for _ in range(3):
+            out.say("still kept")
+        out.close()
+    assert (tmp_path / "stack.log").read_text().splitlines() == ["millrace | still kept"] * 3
 
 
 def test_tail(tmp_path: Path) -> None:
