@@ -224,7 +224,7 @@ class TextClients:
 
     async def _keep_resolving(self) -> None:
         while True:
-            found = await self._resolve()
+            found = await resolve(self._tokenizers)
             for address in sorted(found - self._peers.keys()):
                 peer = self._peers[address] = Peer(address, channel(address))
                 peer.task = asyncio.create_task(self._keep_connected(peer))
@@ -232,14 +232,6 @@ class TextClients:
                 if found and self._peers[address].link is None:
                     await self._drop(self._peers.pop(address))
             await asyncio.sleep(RESOLVE_EVERY_S)
-
-    async def _resolve(self) -> set[str]:
-        """Return the addresses of now; none (and the known ones stay) when that fails."""
-        try:
-            return await resolve(self._tokenizers)
-        except (OSError, UnicodeError) as error:
-            log.warning("cannot resolve", extra={"tokenizers": self._tokenizers, "error": error})
-            return set()
 
     async def _drop(self, peer: Peer) -> None:
         assert peer.task is not None

@@ -30,7 +30,8 @@ OPTIONS = [
 async def resolve(addresses: str) -> set[str]:
     """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas.
 
-    Names are asked for IPv4. An IPv6 address is written in brackets.
+    Names are asked for IPv4. An IPv6 address is written in brackets. What cannot be resolved now is
+    left out: whoever asks asks again.
     """
     loop = asyncio.get_running_loop()
     found: set[str] = set()
@@ -39,8 +40,8 @@ async def resolve(addresses: str) -> set[str]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
-        except socket.gaierror:
-            continue  # a service that has no replica yet has no name either
+        except (OSError, UnicodeError):
+            continue  # no replica yet, and so no name; or no file is left to ask through
         found |= {joined(*row[4][:2]) for row in rows}
     return found
 

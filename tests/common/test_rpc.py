@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+from typing import Any
+
 import grpc
 import pytest
 
@@ -42,3 +46,17 @@ async def test_addresses_are_resolved_to_every_replica() -> None:
         "127.0.0.2:72",
         "[::1]:73",
     }
+
+
+async def test_an_address_that_cannot_be_resolved_now_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = socket.getaddrinfo
+
+    def without_files(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "replicas":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return ask(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_files)
+    assert await rpc.resolve("replicas:71,a..b:72,127.0.0.1:73") == {"127.0.0.1:73"}
