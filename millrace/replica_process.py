@@ -47,10 +47,10 @@ class ReplicaProcess:
         self._write = write
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process; `live` waits for its end."""
+        """Start the process; `live` waits for its end. Raises OSError where the system cannot."""
+        self.num_starts += 1
         process = self._spawn(self.replica.command, subprocess.PIPE)
         self.identity = identify(process.pid)
-        self.num_starts += 1
         return process
 
     def _spawn(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
@@ -91,10 +91,13 @@ class ReplicaProcess:
     async def _probe(self) -> bool:
         if self.replica.probe is None:
             return True
-        process = self._spawn(self.replica.probe, subprocess.DEVNULL)
+        try:
+            process = self._spawn(self.replica.probe, subprocess.DEVNULL)
+        except OSError:  # as where a replica cannot be started
+            return False
         try:
             await asyncio.wait_for(ended(process.pid), self.replica.probe_timeout_s)
-        except TimeoutError:
+        except OSError:  # TimeoutError is one
             return False
         finally:
             process.kill()

@@ -104,13 +104,16 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            status = await self._live(process)
+            try:
+                status = await self._live(process)
+                cause = f"ended ({meaning(status)})"
+            except OSError as error:  # the system has no process, memory or file for it just now
+                status, cause = 1, f"cannot be run ({error.strerror})"
             self._on_change()
             if self._stopping or not wants_restart(process, status):
                 return
             delay_s = FIRST_DELAY_S if loop.time() - began > STEADY_S else delay_s
-            name, cause = process.replica.name, meaning(status)
-            self._console.say(f"{name} ended ({cause}); starts again in {delay_s:g} s")
+            self._console.say(f"{process.replica.name} {cause}; starts again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -122,6 +123,22 @@ def test_a_killed_replica_comes_back_on_its_ports(make_stack: MakeStack) -> None
     assert after.process is not None and after.process.pid != before.process.pid
     assert (after.ports, after.num_restarts) == (before.ports, 1)
     assert ask(after.ports[7100])["pid"] == after.process.pid
+
+
+def test_a_system_without_room_for_a_process_is_waited_for(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    assert stack.call("up", "--detach").returncode == 0
+    runner = stack.state().runner.pid
+    num_open = len(list(Path(f"/proc/{runner}/fd").iterdir()))
+    _, hard = resource.prlimit(runner, resource.RLIMIT_NOFILE)
+    resource.prlimit(runner, resource.RLIMIT_NOFILE, (num_open, hard))
+    os.kill(stack.pid("middle-1"), signal.SIGKILL)
+    eventually(
+        lambda: "middle-1 cannot be run (Too many open files)" in stack.folder.log.read_text()
+    )
+    assert ask(stack.port)
+    resource.prlimit(runner, resource.RLIMIT_NOFILE, (hard, hard))
+    eventually(lambda: all(replica.healthy for replica in stack.state().replicas))
 
 
 def test_killing_the_runner_leaves_nothing(make_stack: MakeStack) -> None:
