@@ -10,6 +10,8 @@ from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 
+from millrace.errors import CommandError
+
 MAX_LOG_BYTES = 64 * 2**20
 BYTES_PER_LINE = 512
 """A guess, for finding the last lines."""
@@ -95,11 +97,15 @@ class Console:
     """Writes prefixed lines to the log file and, when `echo`, to standard output."""
 
     def __init__(self, path: Path, names: Iterable[str], echo: bool) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.replace(path.with_suffix(".log.1"))
+        """Begin a fresh log. Raises CommandError where it cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.replace(path.with_suffix(".log.1"))
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror}") from error
         self._path = path
-        self._file = path.open("ab", buffering=0)
         self._width = max(map(len, [RUNNER, *names]))
         self._echo = Echo() if echo else None
         self._colours = is_terminal()

@@ -10,6 +10,7 @@ import pytest
 
 from millrace import console
 from millrace.console import Console, coloured, tail
+from millrace.errors import CommandError
 
 
 def test_lines_carry_the_replicas_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +43,13 @@ def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     out.close()
     assert log.stat().st_size < 200
     assert tail(log, 1) == ["millrace | line 39"]
+
+
+def test_a_log_that_cannot_be_begun_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "stack.log"
+    log.parent.write_text("a file stands in the way")
+    with pytest.raises(CommandError, match=r"stack\.log cannot be written: "):
+        Console(log, [], echo=False)
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(
