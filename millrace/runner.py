@@ -143,7 +143,7 @@ class Runner:
 def in_background(run: Callable[[Callable[[], None]], int]) -> int:
     """Fork and call `run(detach)` in the child; show what it prints until it calls `detach`.
 
-    Returns 0 once detached, or the child's exit status when it ends before that.
+    Returns 0 once detached. A child that ends before that has failed, also when it was asked to.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -160,7 +160,7 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
                 print(line, end="", flush=True)
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGTERM)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or 1
 
 
 def _background(run: Callable[[Callable[[], None]], int], writing: int) -> int:

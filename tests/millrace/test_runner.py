@@ -91,6 +91,16 @@ def test_up_waits_until_the_door_says_ready(make_stack: MakeStack, tmp_path: Pat
     stack.until(process, "ready at")
 
 
+def test_a_stack_that_was_stopped_before_it_was_ready_is_no_success(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    stack = make_stack(GATE=str(tmp_path / "gate"))
+    up = stack.up("--detach")
+    stack.until(up, "waiting")
+    assert stack.call("down").stdout == "millrace: stopped\n"
+    assert up.wait(20) == 1
+
+
 def test_up_gives_up_with_the_reason_and_the_log(make_stack: MakeStack, tmp_path: Path) -> None:
     stack = make_stack(BOTTOM_GATE=str(tmp_path / "never"))
     process = stack.up("--ready-timeout", "1")
