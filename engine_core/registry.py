@@ -43,6 +43,10 @@ MAX_WATCH_GAP_S = 2.0
 """Looks at the schedulers further apart than this mean that the front itself has slept."""
 RETRY_S = 1.0
 """Between a scheduler that ended before its workers had a lease, and the next one for them."""
+MODEL_KEPT_S = 10.0
+"""After a replica is lost: the time in which only workers of its model may take its place. A worker
+of another model that waits would else answer the requests of this one, until the right worker is
+back and is refused."""
 NUMBER_BYTES = 10
 """What a replica's number may add to the path of its socket."""
 
@@ -81,6 +85,7 @@ class Registry:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._is_closing = False
         self._model_hash = ""
+        self._keeping: asyncio.TimerHandle | None = None
         self._next_number = 1
         self._looked_at = self._awake_since = fleet.clock()
         self._watching = asyncio.create_task(self._watch())
@@ -99,7 +104,7 @@ class Registry:
 
     def _form(self) -> None:
         """Make replicas of lone workers of the same model, build and device."""
-        if not self._fleet.replicas:
+        if not self._fleet.replicas and self._keeping is None:
             self._model_hash = ""
         kinds: dict[tuple[str, str, str], list[bytes]] = {}
         for peer, hello in self._lone.items():
@@ -147,6 +152,16 @@ class Registry:
                 self._lose(replica, f"its scheduler does not start: {error!r}")
         if waiting := self._unleased.pop(number, None):
             asyncio.get_running_loop().call_later(RETRY_S, self._try_again, waiting)
+
+    def _keep_model(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        loop = asyncio.get_running_loop()
+        self._keeping = loop.call_later(MODEL_KEPT_S, self._let_model_go)
+
+    def _let_model_go(self) -> None:
+        self._keeping = None
+        self._try_again({})
 
     def _try_again(self, hellos: dict[bytes, Hello]) -> None:
         if not self._is_closing:
@@ -242,10 +257,12 @@ class Registry:
         """Declare a replica lost, once, and have its task end its process."""
         if replica.phase is Phase.LOST:
             return
-        replica.phase = Phase.LOST
+        was_ready, replica.phase = replica.phase is Phase.READY, Phase.LOST
         del self._fleet.replicas[replica.number]
         if self._is_closing:
             return
+        if was_ready:
+            self._keep_model()
         log.warning("replica lost", extra={"replica": replica.number, "reason": reason})
         self._listener.lost(replica, reason)
         if process := self._processes.get(replica.number):

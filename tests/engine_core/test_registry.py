@@ -17,11 +17,13 @@ import pytest
 import zmq
 
 from common.channel import Dealer
+from engine_core import registry
 from protos.common_pb2 import LENGTH
 from protos.worker import Hello, ToWorker
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
+WAITS = "1 worker waits: of another model than the replicas"
 LONE = (
     "1 worker waits for partners: a replica takes 2 (tensor_parallel_size), all of one model, "
     "build and device"
@@ -80,6 +82,28 @@ async def test_another_model_does_not_join(pairs: Stack) -> None:
         assert len(pairs.fleet.replicas) == 1
         for worker in (*workers, *strangers):
             worker.die()
+
+
+async def test_another_model_takes_over_only_when_nobody_of_the_first_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        stranger = FakeWorker(stack.registry.port, model_hash="other")
+        worker.die()
+        await caller.until(lambda: caller.reasons() == [WAITS])
+        back = FakeWorker(stack.registry.port)
+        await caller.ready()
+        await served(caller, 1)
+        assert (stranger.lease, back.lease is None) == (None, False)
+
+        monkeypatch.setattr(registry, "MODEL_KEPT_S", 0.1)
+        back.die()
+        await caller.until(lambda: stranger.lease is not None)
+        await caller.ready()
+        await served(caller, 2)
+        stranger.die()
 
 
 async def test_noise_on_the_ports_harms_nobody() -> None:
