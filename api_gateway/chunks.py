@@ -76,7 +76,7 @@ class Chunks:
                 shown = self.choice(index, "")
                 shown["delta"] = {"role": "assistant", "content": ""}
                 frames.append(frame(self.event(shown)))
-            elif self._order.echoes:
+            elif self._order.echoes and not self._order.tells_echo:
                 echo = self._order.echoes[index // self._order.requests[0].limits.n]
                 frames.append(self.text(index, echo))
         return b"".join(frames)

@@ -68,7 +68,10 @@ def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> d
 
 
 def echo_logprobs(
-    echo: str, prompt: Sequence[TextLogprobs], rows: Sequence[TextLogprobs]
+    echo: str,
+    prompt: Sequence[TextLogprobs],
+    rows: Sequence[TextLogprobs],
+    offsets: TextOffsets,
 ) -> dict[str, Any]:
     """Return the `logprobs` of a prompt and its completion; the first token has no logprob.
 
@@ -77,7 +80,6 @@ def echo_logprobs(
     told = [row for row in prompt if row.index]
     head = next((row.entries[0] for row in prompt if not row.index), None)
     first, raw = (head.token, head.token_bytes) if head is not None else (echo, echo.encode())
-    offsets = TextOffsets()
     if echo.encode().startswith(raw):
         offsets.take(raw)
     shown = completion_logprobs([*told, *rows], offsets)

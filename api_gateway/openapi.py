@@ -142,6 +142,9 @@ RULES: dict[str, dict[str, Schema]] = {
     "choice": {"array": {"minItems": 1, "maxItems": limits.MAX_CHOICES}},
     "regex": {"string": text(limits.MAX_GRAMMAR_CHARS)},
     "grammar": {"string": text(limits.MAX_GRAMMAR_CHARS)},
+    "CompletionRequest.max_tokens": {  # 0 with echo: the prompt alone
+        "integer": {"minimum": 0, "maximum": int(limits.LIMITS["max_tokens"].high)}
+    },
     "Function.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "JsonSchema.name": {"string": word(NAME, 64)},
     "Message.content": {"array": {
@@ -194,14 +197,15 @@ def document() -> Schema:
 
 def bound_field(owner: str, field: str, shape: Schema) -> None:
     """Add to a field's schema what the checks hold it to."""
-    rules = {**RULES.get(field, {}), **RULES.get(f"{owner}.{field}", {})}
+    rules: dict[str, Schema] = {}
     bound = BOUND_NAMES.get(field) or BOUND_NAMES.get(f"{owner}.{field}") or field
     if bound in limits.LIMITS and field not in RULES:
         low, high = limits.LIMITS[bound]
-        rules |= {
+        rules = {
             "integer": {"minimum": int(low), "maximum": int(high)},
             "number": {"minimum": low, "maximum": high},
         }
+    rules |= {**RULES.get(field, {}), **RULES.get(f"{owner}.{field}", {})}
     for variant in shape.get("anyOf", [shape]):
         variant |= rules.get(variant.get("type", ""), {})
 

@@ -107,7 +107,8 @@ class WholeReply:
         if order.num_logprobs is not None:
             rows = answer_rows(choice, choice.logprobs)
             if order.echoes:
-                logprobs = echo_logprobs(echo, self._prompt_rows(job, choice.prompt), rows)
+                prompt = self._prompt_rows(job, choice.prompt)
+                logprobs = echo_logprobs(echo, prompt, rows, TextOffsets())
             else:
                 logprobs = completion_logprobs(rows, TextOffsets())
         shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}

@@ -198,6 +198,11 @@ class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     echo: bool | None = None
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether the prompt and its logprobs are all that is asked for."""
+        return self.max_tokens == 0 and bool(self.echo)
+
 
 class EmbeddingRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/embeddings; `pooling` and `normalize` are ours."""

@@ -10,6 +10,7 @@ from api_gateway.answers import Answer
 from api_gateway.asgi import Call
 from api_gateway.bulks import Bulks
 from api_gateway.chunks import Chunks, frame
+from api_gateway.echo import EchoedPrompts
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
@@ -48,6 +49,7 @@ class EventStream:
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
         self._offsets = [TextOffsets() for _ in job.choices]
+        self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
         self._num_bytes = 0
         self.is_started = False
         metrics.streams.inc()
@@ -55,6 +57,8 @@ class EventStream:
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
         frames: list[bytes] = []
+        if self._echoes is not None:
+            news = self._begun(self._echoes, news, frames)
         for choice in news:
             if self._chunks.is_plain:
                 if choice.reasoning:
@@ -97,6 +101,17 @@ class EventStream:
     def _usage(self, timings: dict[str, float | int] | None) -> dict[str, Any]:
         more: dict[str, Any] = {"timings": timings} if timings is not None else {}
         return self._chunks.event(usage=usage_of(self._job), **more)
+
+    def _begun(
+        self, echoes: EchoedPrompts, news: Sequence[Choice], frames: list[bytes]
+    ) -> list[Choice]:
+        """Return whose answers may be shown now; add the echoes that come before them."""
+        begun = echoes.begun(news)
+        for choice in echoes.take_new():
+            shown = self._chunks.choice(choice.index, echoes.text(choice))
+            shown["logprobs"] = echoes.logprobs(choice, self._offsets[choice.index])
+            frames.append(frame(self._chunks.event(shown, **self._usage_so_far())))
+        return begun
 
     def _rich(self, choice: Choice, frames: list[bytes]) -> None:
         """Add chunks with all that was asked for beside text."""

@@ -19,7 +19,7 @@ from api_gateway.schema import (
 )
 from api_gateway.structure import RESPONSE, grammar_field, grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
-from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo, SamplingParams
+from protos.common_pb2 import EMBED, LAST, MEAN, SCORE, Limits, ModelInfo, SamplingParams
 from protos.json_fields import dumps
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 
@@ -72,6 +72,11 @@ class Order:
     @property
     def is_chat(self) -> bool:
         return self.kind is Kind.CHAT
+
+    @property
+    def tells_echo(self) -> bool:
+        """Whether the echo comes with the prompt's logprobs."""
+        return bool(self.echoes) and self.num_logprobs is not None
 
     @property
     def num_choices(self) -> int:
@@ -142,6 +147,8 @@ def order_completion(
             request.text.grammar.CopyFrom(grammar)
         if body.echo and body.logprobs is not None:
             request.limits.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+        if body.draws_nothing:
+            request.limits.kind = SCORE
         fill_prompt(request, prompt)
         requests.append(request)
     return order(body, Kind.TEXT, requests, body.logprobs, None, echoes)

@@ -45,8 +45,10 @@ def check_routing(body: Routing) -> None:
 def check_fields(body: Fields) -> None:
     """Check what both kinds of request for text share."""
     check_routing(body)
+    draws_nothing = isinstance(body, CompletionRequest) and body.draws_nothing
     for name in BOUNDED:
-        check_bound(name, getattr(body, name))
+        if not (name == "max_tokens" and draws_nothing):
+            check_bound(name, getattr(body, name))
     if body.top_k != -1:
         check_bound("top_k", body.top_k)
     if body.min_tokens and body.max_tokens is not None and body.min_tokens > body.max_tokens:
@@ -138,8 +140,6 @@ def check_completion(body: CompletionRequest) -> list[str | list[int]]:
     """Check a completion request; return its prompts."""
     check_fields(body)
     check_bound("logprobs", body.logprobs)
-    if body.echo and body.logprobs is not None and body.stream:
-        raise refuse("echo with logprobs is only for stream=false", "echo")
     prompts = prompts_of(body.prompt, "prompt")
     if len(prompts) * (body.n or 1) > limits.MAX_PROMPT_CHOICES:
         raise refuse(f"prompts times n is more than {limits.MAX_PROMPT_CHOICES}", "prompt")

@@ -207,6 +207,20 @@ def test_prompt_logprobs_are_the_same(stack: Online, offline: LLM) -> None:
         assert {key: entry["logprob"] for key, entry in told.items()} == pytest.approx(mine)
 
 
+def test_a_prompt_alone_is_told_as_with_an_answer(stack: Online) -> None:
+    sent = {"model": stack.model, "prompt": [TEXT, "two"], "echo": True, "logprobs": 1, "seed": 4}
+    url = f"{stack.url}/v1/completions"
+    alone, with_one = (
+        httpx.post(url, json={**sent, "max_tokens": count}, timeout=60).json() for count in (0, 1)
+    )
+    usage = alone["usage"]
+    assert usage["completion_tokens"] == 0
+    assert usage["prompt_tokens"] == with_one["usage"]["prompt_tokens"]
+    for told, more in zip(alone["choices"], with_one["choices"], strict=True):
+        assert told["text"] == sent["prompt"][told["index"]] and told["finish_reason"] == "length"
+        assert told["logprobs"] == {name: rows[:-1] for name, rows in more["logprobs"].items()}
+
+
 def test_traces_are_the_same(stack: Online, offline: LLM) -> None:
     asked = {"return_sampler_trace": True, "top_k": 5, "max_tokens": 3, "seed": 4}
     (answer,) = offline.generate(TEXT, SamplingParams(**asked))

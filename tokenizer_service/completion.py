@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, NotFound
-from protos.common_pb2 import EMBED, LAST, Grammar, Limits, Pooling, SamplingParams
+from protos.common_pb2 import EMBED, GENERATE, LAST, Grammar, Limits, Pooling, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.columns import pack, unpack
 
@@ -85,8 +85,8 @@ class Completion:
         room = max_model_len - num_prompt_tokens
         # clients that shorten a prompt, or ask a larger model, go by 400, the code and these words
         context = f"this model's maximum context length is {max_model_len} tokens"
-        is_embedding = request.limits.kind == EMBED
-        if room < 0 or (room == 0 and not is_embedding):
+        draws = request.limits.kind == GENERATE
+        if room < 0 or (room == 0 and draws):
             raise InvalidRequest(
                 f"{context}, prompt and answer together, but the prompt has {num_prompt_tokens}",
                 param=input_param(request),
@@ -94,11 +94,9 @@ class Completion:
             )
         limits = Limits()
         limits.CopyFrom(request.limits)
-        limits.has_grammar = request.text.grammar.kind != Grammar.NONE
-        if is_embedding:
+        limits.has_grammar = draws and request.text.grammar.kind != Grammar.NONE
+        if not draws:
             limits.max_tokens = 1  # the least that the engine takes; none is drawn
-            if not request.limits.HasField("pooling"):
-                limits.pooling = self.pooling
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
@@ -109,6 +107,8 @@ class Completion:
                 code="context_length_exceeded",
             )
         limits.n = max(1, request.limits.n)
+        if request.limits.kind == EMBED and not request.limits.HasField("pooling"):
+            limits.pooling = self.pooling
         if request.text.stop:  # we end it: what the engine's end would tell must be told before
             limits.report_progress = True
         limits.stop_token_ids = pack(sorted(self.stop_token_ids(request)))

@@ -101,7 +101,8 @@ def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
         "cache_salt": limits.cache_salt.hex(),
         "priority": limits.priority,
         "n": limits.n,
-        "max_tokens": limits.max_tokens if limits.HasField("max_tokens") else None,
+        # one that draws nothing is asked about as if it drew one
+        "max_tokens": max(limits.max_tokens, 1) if limits.HasField("max_tokens") else None,
         "token_ids": token_ids,
     }
 

@@ -59,11 +59,11 @@ class Draft:
 
         At the end of its known tokens it joins `rows` and one more token is expected of it.
         """
-        count = min(sequence.num_expected - sequence.num_planned, self.budget)
+        count = min(sequence.num_left, self.budget)
         self.budget -= count
         sequence.num_planned += count
         sequence.last_plan = self.step_id
-        if sequence.num_planned < sequence.num_expected:
+        if sequence.num_planned < sequence.num_expected:  # always so of a score
             self.chunks.append((sequence, sequence.num_planned))
         elif sequence.is_embed:
             self.embeds.append(sequence)

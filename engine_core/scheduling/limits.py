@@ -128,8 +128,8 @@ def _wrong_numbers(add: Add) -> Iterator[Problem]:
 
 
 def _wrong_kind(limits: Limits) -> Iterator[Problem]:
-    if limits.kind not in ("generate", "embed"):
-        yield _invalid(f"this engine generates and embeds; it does not {limits.kind}", "kind")
+    if limits.kind not in ("generate", "embed", "score"):
+        yield _invalid(f"this engine generates, embeds and scores; not {limits.kind}", "kind")
     if limits.kind == "embed" and limits.n != 1:
         yield _invalid(f"an embedding has one choice, n is {limits.n}", "n")
     if limits.pooling not in ("last", "mean"):
@@ -204,7 +204,7 @@ def _columns(request: Request) -> Iterator[tuple[str, array[int] | frozenset[int
 
 def _num_drawn(request: Request) -> int:
     """Return how many tokens there must be room for behind the prompt."""
-    return 0 if request.limits.kind == "embed" else 1
+    return 1 if request.limits.kind == "generate" else 0
 
 
 def _too_long(request: Request, facts: Facts) -> Problem:

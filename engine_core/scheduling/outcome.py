@@ -47,6 +47,9 @@ class Outcome:
         self._append(rows, now)
         for sequence in flight.embeds:
             self._finish_embedded(sequence, now)
+        for sequence, num_computed in flight.chunks:
+            if sequence.is_score and num_computed == sequence.num_prompt - 1:
+                self._finish_scored(sequence, now)
         events = roster.take_events()
         if flight.guesses:
             self._roll_back(flight)
@@ -166,6 +169,17 @@ class Outcome:
             sequence.num_computed = sequence.num_prompt
         sequence.first_token_at = sequence.last_token_at = now
         self._roster.end(sequence, FinishReason.STOPPED, now, num_output_tokens=0)
+
+    def _finish_scored(self, sequence: Sequence, now: float) -> None:
+        """All of its prompt is computed that tells something: no output is to follow."""
+        if sequence.status not in _ON_ITS_WAY:
+            return
+        sequence.first_token_at = sequence.last_token_at = now
+        if sequence.owes_prompt_logprobs:
+            problem = problem_of(SequenceFault(sequence.seq_id, "the worker told no logprobs"))
+            self._roster.end(sequence, FinishReason.ERROR, now, problem=problem)
+        else:
+            self._roster.end(sequence, FinishReason.LENGTH, now)
 
     def _publish(
         self, sequence: Sequence, bulks: tuple[Bulk, ...] = (), progress: Progress | None = None

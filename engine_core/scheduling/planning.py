@@ -167,7 +167,7 @@ class Planner:
         for sequence in self._roster.running:
             expected = sequence.num_expected
             if expected >= sequence.max_total:  # its last token is on the way
-                if sequence.is_embed and sequence.num_planned < expected:
+                if not sequence.draws and sequence.num_left:
                     draft.prefills.append(sequence)
                 continue
             planned = sequence.num_planned

@@ -101,11 +101,11 @@ class Sequence:
     __slots__ = (
         "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
         "first_output", "first_token_at", "has_fetched", "is_embed", "is_inexact", "is_paused",
-        "last_plan", "last_token_at", "max_context", "max_new", "max_total", "may_shift",
-        "min_total", "num_cached", "num_computed", "num_dropped", "num_entered", "num_expected",
-        "num_guesses", "num_planned", "num_preemptions", "num_prompt", "num_prompt_left",
-        "num_told", "order", "request", "scheduled_at", "seq_id", "session", "slot", "status",
-        "stop_ids", "tenant", "tokens",
+        "is_score", "last_plan", "last_token_at", "max_context", "max_new", "max_total",
+        "may_shift", "min_total", "num_cached", "num_computed", "num_dropped", "num_entered",
+        "num_expected", "num_guesses", "num_planned", "num_preemptions", "num_prompt",
+        "num_prompt_left", "num_told", "order", "request", "scheduled_at", "seq_id", "session",
+        "slot", "status", "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, room: Room) -> None:
@@ -118,8 +118,9 @@ class Sequence:
         self.tokens = request.prompt + (request.resumed[index] if request.resumed else array("I"))
         self.num_prompt = len(request.prompt)
         self.is_embed = request.limits.kind == "embed"  # nothing is drawn
+        self.is_score = request.limits.kind == "score"  # nor here: its prompt's logprobs are all
         self.max_context = room.context
-        self.max_new = 0 if self.is_embed else min(request.limits.max_tokens, room.new_tokens)
+        self.max_new = min(request.limits.max_tokens, room.new_tokens) if self.draws else 0
         self.is_inexact = False  # it runs in cells whose keys were turned
         self.set_dropped(0, 0)
         self.stop_ids = request.stop_ids
@@ -157,6 +158,19 @@ class Sequence:
         last = self.first_output + self.max_new
         self.max_total = min(last, self.max_context)
         self.may_shift = limits.n_keep is not None and last > self.max_context
+
+    @property
+    def draws(self) -> bool:
+        """False when no token comes of it."""
+        return not (self.is_embed or self.is_score)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are known, to be computed, and in no plan.
+
+        The last one of a prompt tells of the token after it, which a score does not ask for.
+        """
+        return self.num_expected - self.num_planned - self.is_score
 
     @property
     def is_full(self) -> bool:
@@ -201,7 +215,7 @@ class Sequence:
 
     def ending(self) -> FinishReason:
         """Return why the tokens so far end the sequence, UNFINISHED when they do not."""
-        if self.is_embed:
+        if self.is_embed or (self.is_score and self.owes_prompt_logprobs):
             return FinishReason.UNFINISHED
         length = len(self.tokens)
         if length > self.min_total and self.tokens[-1] in self.stop_ids:

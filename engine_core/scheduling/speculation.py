@@ -36,10 +36,10 @@ class Speculation:
         The rows that catch up come into `prefills`, as in a plan without guesses.
         """
         for sequence in self._roster.running:
-            left = sequence.num_expected - sequence.num_planned
+            left = sequence.num_left
             if sequence.num_expected > len(sequence.tokens) or not left or sequence.is_full:
                 continue  # its last token or its embedding is on the way, or its context is full
-            if left > 1 or sequence.is_embed:
+            if left > 1 or not sequence.draws:
                 draft.prefills.append(sequence)
             elif draft.budget:
                 if sequence.num_planned < sequence.capacity:

@@ -172,7 +172,8 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(return_progress=True), "return_progress"),
     (CHAT, chat(prompt_logprobs=21), "prompt_logprobs"),
     (CHAT, chat(prompt_logprobs=1, stream=True), "prompt_logprobs"),
-    (COMPLETIONS, completion(echo=True, logprobs=1, stream=True), "echo"),
+    (COMPLETIONS, completion(max_tokens=0), "max_tokens"),
+    (COMPLETIONS, completion(max_tokens=0, echo=True, min_tokens=1), "min_tokens"),
     # forms
     (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
     (CHAT, chat(response_format={"type": "json_schema"}), "response_format.json_schema"),

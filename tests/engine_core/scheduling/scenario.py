@@ -9,7 +9,7 @@ from collections import deque
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.scheduling.sequence import TokenEvent
+from engine_core.scheduling.sequence import Sequence, TokenEvent
 from engine_core.tenant_file import parse
 from protos.worker import (
     Add,
@@ -21,6 +21,7 @@ from protos.worker import (
     ExecutePlan,
     Limits,
     LoadBlocks,
+    Logprobs,
     SequenceFault,
     StepResult,
     StoreBlocks,
@@ -142,6 +143,11 @@ class Scenario:
         faults = tuple(SequenceFault(int(k), "bad row") for k, v in words.items() if v == "!")
         embeds = [row.seq_id for row in rows[0].embeds if words.get(str(row.seq_id)) != "!"]
         bulks = tuple(Bulk(seq_id, embedding=b"\0" * 8) for seq_id in embeds)
+        bulks += tuple(
+            Bulk(row.seq_id, prompt_logprobs=logprobs_until(row, end))
+            for row, end in rows[0].chunks
+            if row.owes_prompt_logprobs and words.get(str(row.seq_id)) not in ("!", "?")
+        )
         result = StepResult(
             plan.step_id, tuple(drawn), tuple(map(len, columns)), tokens, faults=faults,
             bulks=bulks,
@@ -180,6 +186,11 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in text.split(",") if one)
 
 
+def logprobs_until(row: Sequence, end: int) -> tuple[Logprobs, ...]:
+    """Return what the first `end` positions of a prompt tell, each of the token after it."""
+    return tuple(Logprobs(row.seq_id, i, (row.tokens[i],), (-1.0,)) for i in range(1, end + 1))
+
+
 def told(plan: ExecutePlan) -> list[str]:
     lines = [f"plan {plan.step_id}" + (f" drops {[*plan.finished]}" if plan.finished else "")]
     for start in plan.starts:
@@ -213,11 +224,17 @@ def told_errand(errand: Errand | DropKeys) -> str:
             return f"errand {errand.errand_id}: load blocks {[*errand.block_ids]}"
 
 
+def told_bulk(bulk: Bulk) -> str:
+    if bulk.prompt_logprobs:
+        return f"logprobs of the prompt up to {bulk.prompt_logprobs[-1].index}"
+    return f"embedding of {len(bulk.embedding)} bytes"
+
+
 def told_event(event: TokenEvent) -> str:
     parts = [f"slot {event.slot}:"]
     if event.token_ids:
         parts.append(f"#{event.offset} = {[*event.token_ids]}")
-    parts += [f"embedding of {len(bulk.embedding)} bytes" for bulk in event.bulks]
+    parts += [told_bulk(bulk) for bulk in event.bulks]
     if (told := event.progress) is not None:
         parts.append(f"{told.num_computed} of {told.num_total} computed, {told.num_cached} cached")
     if row := event.finish:

@@ -111,7 +111,7 @@ class Lives(RuleBasedStateMachine):
             st.integers(0, 2),
             st.integers(0, 1),
             st.sampled_from([0] * 12 + [1, 2, 3]),
-            st.sampled_from(["", "", "", "prompt_logprobs", "last", "mean"]),
+            st.sampled_from(["", "", "", "prompt_logprobs", "score", "last", "mean"]),
         ),
         deadline_s=st.sampled_from([None, None, None, 0, 5, 30]),
         slot_tenant=st.sampled_from([0, 0, 1, 2]),
@@ -136,6 +136,9 @@ class Lives(RuleBasedStateMachine):
         priority, session, attempt, special = extra
         if special in ("last", "mean"):
             self.embed(prompt, special, session, attempt)
+            return
+        if special == "score":
+            self.score(prompt, n, session, attempt)
             return
         min_tokens = min(priority, max_tokens)
         tenant = "abc"[slot_tenant]
@@ -167,6 +170,16 @@ class Lives(RuleBasedStateMachine):
         life = self.lives[session, slot] = Life([], [], attempt == 3)
         life.embedding = embedding(prompt)
         limits = Limits(1, kind="embed", pooling=pooling)
+        body = array("I", prompt).tobytes()
+        self.scheduler.add(Add(session, slot, "r", body, limits, b"", (), attempt), self.now)
+        self.take(self.scheduler.take_events())
+
+    def score(self, prompt: list[int], n: int, session: int, attempt: int) -> None:
+        slot, self.next_slot = self.next_slot, self.next_slot + n
+        for i in range(n):
+            life = self.lives[session, slot + i] = Life([], [], attempt == 3)
+            life.prompt = [] if i else prompt
+        limits = Limits(1, n=n, kind="score", prompt_logprobs=0)
         body = array("I", prompt).tobytes()
         self.scheduler.add(Add(session, slot, "r", body, limits, b"", (), attempt), self.now)
         self.take(self.scheduler.take_events())
