@@ -47,6 +47,7 @@ def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
 
 def check_message(message: Message, param: str) -> None:
     """Check one message; its parts, if any, become one text."""
+    message.type = None
     if isinstance(message.content, list):
         check_count(message.content, limits.MAX_CONTENT_PARTS, f"{param}.content")
         texts = [

@@ -40,7 +40,8 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One message of a conversation; parts are looked at one by one in messages.py.
 
-    A null content stays null for the template; one that is left out is another thing.
+    A null content stays null for the template; one that is left out is another thing. A `type` is
+    what lm-evaluation-harness once sent; it says nothing, and the template does not see it.
     """
 
     role: Role
@@ -54,6 +55,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     audio: None = None
     function_call: None = None
     annotations: list[None] | None = None
+    type: Literal["text"] | None = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

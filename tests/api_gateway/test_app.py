@@ -82,7 +82,7 @@ async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeToke
         top_logprobs=3, min_tokens=1,
     )  # fmt: skip
     body["messages"] = [
-        {"role": "developer", "content": "be brief"},
+        {"role": "developer", "content": "be brief", "type": "text"},
         {"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]},
     ]
     await client.post("/v1/chat/completions", json=body)
