@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 DATA = frozenset({"enum", "const", "default", "examples"})
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LEAST = 1024 - 2**63
+"""The float64 behind -2**63."""
 BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Keywords that hold data, and those that hold schemas by names of the client's."""
 VALUES = DATA | {"properties", "allOf", "if", "not"}
@@ -29,7 +33,10 @@ FORMATS = frozenset(
 
 
 def binding(schema: Any) -> Any:
-    """Return `schema` without what asks for nothing: other FORMATS, and `uniqueItems: false`."""
+    """Return `schema` without what asks for nothing: other FORMATS, and `uniqueItems: false`.
+
+    Bounds of numbers are those that llguidance can keep to.
+    """
     if isinstance(schema, list):
         return [binding(item) for item in schema]
     if not isinstance(schema, dict):
@@ -41,9 +48,31 @@ def binding(schema: Any) -> Any:
             continue
         if key in BY_NAME and isinstance(value, dict):
             shown[key] = {name: binding(part) for name, part in value.items()}
+        elif key in LOWER + UPPER:
+            shown[key] = kept_bound(key, value, is_whole=schema.get("type") == "integer")
         else:
             shown[key] = value if key in DATA else binding(value)
     return shown
+
+
+def kept_bound(key: str, value: Any, is_whole: bool) -> Any:
+    """Return a bound that lets nothing through which `value` keeps out.
+
+    llguidance reads bounds as float64, which would round that of 64 bits outwards, steps from one
+    that is excluded to the next by adding 1, and knows no whole numbers from -2**63 down.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 2**1000:
+        return value
+    if is_whole and key in LOWER:
+        value = max(value, LEAST)
+    if abs(value) < 2**53 or isinstance(value, float):
+        return value
+    rounded, is_strict = float(value), key not in ("minimum", "maximum")
+    inside = math.inf if key in LOWER else -math.inf
+    is_outside = rounded < value if key in LOWER else rounded > value
+    if is_outside or (is_strict and rounded == value):
+        rounded = math.nextafter(rounded, inside)
+    return int(rounded)
 
 
 def closed(schema: Any) -> Any:

@@ -61,3 +61,35 @@ def test_the_formats_are_those_that_the_engine_of_grammars_keeps_to() -> None:
     for name in FORMATS:
         schema = json.dumps({"type": "string", "format": name})
         assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)), name
+
+
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+def test_bounds_of_64_bits_let_nothing_through_that_they_keep_out() -> None:
+    """Read as float64 they would be rounded outwards; the whole range of int64 is often asked."""
+    low, high = 2**53 + 1, 2**53 + 7
+    inside = {"minimum": low + 1, "maximum": high - 1}
+    for kind in ("integer", "number"):
+        asked = {"type": kind, "minimum": low, "maximum": high}
+        assert binding(asked) == {"type": kind, **inside}
+        asked = {"type": kind, "exclusiveMinimum": low, "exclusiveMaximum": high}
+        told = {"exclusiveMinimum": low + 1, "exclusiveMaximum": high - 1}
+        assert binding(asked) == {"type": kind, **told}
+        asked = {"type": kind, "exclusiveMinimum": low + 1, "exclusiveMaximum": high + 1}
+        told = {"exclusiveMinimum": low + 3, "exclusiveMaximum": high - 1}
+        assert binding(asked) == {"type": kind, **told}
+    assert binding({"exclusiveMinimum": 2**53}) == {"exclusiveMinimum": 2**53 + 2}
+    for left in (
+        {"minimum": -(2**53)},
+        {"minimum": 0.1},
+        {"exclusiveMinimum": True},
+        {"const": low},
+        {"maximum": 10**400},
+        {"minimum": -1e30},
+        {"properties": {"minimum": {}}},
+    ):
+        assert binding(left) == left
+    for shown in ({"type": "integer", **INT64}, {"type": "integer", "minimum": -1e30}):
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(binding(shown)))
+        assert not LLMatcher.validate_grammar(grammar)
