@@ -11,7 +11,7 @@ from typing import Any
 from api_gateway.job import Job
 from api_gateway.metrics import REASONS, GatewayMetrics
 from api_gateway.sessions import Choice
-from protos.common_pb2 import ABORTED, LENGTH, STOPPED
+from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED
 
 Usage = dict[str, Any]
 
@@ -51,6 +51,15 @@ def usage_of(job: Job) -> Usage:
             "reasoning_tokens": sum(map(num_reasoning_tokens, job.choices))
         },
     }
+
+
+def num_taken_in(job: Job) -> int:
+    """Return the prompt tokens of what was not refused: a full queue is no load."""
+    taken = [
+        [choice for choice in group if not (choice.finish and choice.finish.reason == IGNORED)]
+        for group in job.groups
+    ]
+    return sum(max(map(num_prompt_tokens, group), default=0) for group in taken)
 
 
 class Meter:
@@ -103,7 +112,7 @@ class Meter:
         job, metrics, usage, timings = self._job, self._metrics, usage_of(self._job), self.timings()
         model, reasons = job.model, [reason_of(choice) for choice in job.choices]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        metrics.prompt_tokens.labels(model).inc(usage["prompt_tokens"])
+        metrics.prompt_tokens.labels(model).inc(num_taken_in(job))
         metrics.cached_tokens.labels(model).inc(cached)
         metrics.output_tokens.labels(model).inc(usage["completion_tokens"])
         for reason in reasons:

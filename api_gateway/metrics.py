@@ -150,7 +150,9 @@ class GatewayMetrics:
         self.decode = histogram("request_decode_time_seconds", "first to last token", E2E_S)
         self.request_prompt = histogram("request_prompt_tokens", "prompt length", TOKENS)
         self.request_output = histogram("request_generation_tokens", "output length", TOKENS)
-        self.prompt_tokens = counter("prompt_tokens", "prompt tokens", "model_name")
+        self.prompt_tokens = counter(
+            "prompt_tokens", "of prompts that were not refused", "model_name"
+        )
         self.cached_tokens = counter("prompt_tokens_cached", "found in the cache", "model_name")
         self.output_tokens = counter("generation_tokens", "tokens generated", "model_name")
         self.success = counter(

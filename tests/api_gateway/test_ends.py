@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api_gateway.__main__ import Gateway
-from protos.common_pb2 import LENGTH
+from protos.common_pb2 import IGNORED, LENGTH
 from tests.api_gateway.conftest import in_process, running, serving, until
 from tests.api_gateway.requests import chat, completion
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
@@ -194,3 +194,22 @@ async def test_length_is_an_ordinary_end(client: httpx.AsyncClient, fake: FakeTo
     fake.script = to_the_limit
     reply = await client.post("/v1/completions", json=completion(max_tokens=1))
     assert reply.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_refused_prompt_is_no_load(
+    gateway: Gateway, client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def refuse_the_second(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        if stream.requests[slot].prompt == "b":
+            stream.fail(slot, IGNORED, kind="Overloaded", message="full")
+        else:
+            stream.finish(slot)
+
+    fake.script = refuse_the_second
+    for prompt, status in (("a", 200), ("b", 429)):
+        reply = await client.post("/v1/completions", json=completion(prompt=prompt))
+        assert reply.status_code == status
+    text = (await client.get("/metrics")).text
+    assert 'millrace_prompt_tokens_total{model_name="fake-model"} 5.0' in text
+    assert 'finished_reason="ignored",model_name="fake-model"} 1.0' in text
