@@ -19,11 +19,12 @@ from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
-from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder, folder_name
+from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
 from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.model_folder import folder_name
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from worker.build import LoadedModel, load_model
@@ -122,10 +123,10 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     options = cast(ModelOptions, {name: v for name, v in options.items() if v is not None})
     _check_kinds(model, options)
     folder = DEMO_MODEL if model is None else Path(model)
-    name = DEMO_NAME if model is None else folder_name(folder)
     metrics = TokenizerMetrics(CollectorRegistry())
     text: TextModel | None = None
     try:
+        name = DEMO_NAME if model is None else folder_name(folder)
         check_model_folder(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
         longest = _max_model_len(options.get("max_model_len"), folder)

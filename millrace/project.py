@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +58,6 @@ def running(args: argparse.Namespace) -> RunState:
     if state is None:
         raise CommandError("nothing is running here; start it with: millrace up")
     return state
-
-
-def folder_name(folder: Path) -> str:
-    """Return the name of a folder, links followed; a link in a circle is left to be refused."""
-    return Path(os.path.realpath(folder)).name
 
 
 def check_model_folder(folder: Path) -> None:

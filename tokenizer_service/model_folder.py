@@ -48,7 +48,12 @@ def name_of(path: Path, served_name: str) -> str:
     """
     if served_name.startswith(("/", "./", "../", "~")):
         return Path(served_name).name
-    return served_name or Path(os.path.realpath(path)).name
+    return served_name or folder_name(path)
+
+
+def folder_name(path: Path) -> str:
+    """Return the name of a folder, links followed; a link in a circle is left to be refused."""
+    return Path(os.path.realpath(path)).name
 
 
 def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:

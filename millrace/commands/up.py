@@ -21,13 +21,13 @@ from millrace.project import (
     Project,
     check_length,
     check_model_folder,
-    folder_name,
     project,
     stop_command,
 )
 from millrace.project import add_arguments as add_project_arguments
 from millrace.runner import Plan, Runner, in_background
 from millrace.state import StateFolder
+from tokenizer_service.model_folder import folder_name
 
 VARIABLES = {  # option: variable of docker-compose.yml
     "model": "MODEL",
