@@ -20,6 +20,7 @@ from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import WholeReply
 from api_gateway.sessions import Mailbox
 from api_gateway.sse import EventStream
+from api_gateway.structure import blamed
 from api_gateway.translate import Kind, Order
 from api_gateway.watch import CANCELLED, DEADLINE, GONE, IDLE, SHUTDOWN, Vigil, Watch
 from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
@@ -56,7 +57,7 @@ class Pipeline:
             await reply.finish(job, meter)
         except ServiceError as error:
             report["code"] = error.code
-            await reply.fail(blamed(error, order))
+            await reply.fail(in_own_words(error, order))
         except asyncio.CancelledError:
             if not vigil.was_slow:
                 raise
@@ -118,13 +119,12 @@ async def listen(receive: Receive, mailbox: Mailbox) -> None:
     mailbox.ring(GONE)
 
 
-def blamed(error: ServiceError, order: Order) -> ServiceError:
-    """Return the error with the client's own field: the tiers below see one kind of grammar for
-    several fields, and those of tools were never written by the client."""
-    if error.code in ("invalid_grammar", "grammar_limit"):
-        error.message = error.message.replace(f"{error.param}:", f"{order.grammar_field}:", 1)
-        error.param = order.grammar_field
-    return error
+def in_own_words(error: ServiceError, order: Order) -> ServiceError:
+    """Return the error with the fields that the client wrote."""
+    if error.param == "max_tokens":
+        message = error.message.replace("max_tokens", order.length_field)
+        return type(error)(message, param=order.length_field, code=error.code)
+    return blamed(error, order.grammar_field)
 
 
 def note_handled() -> None:

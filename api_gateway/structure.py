@@ -13,6 +13,7 @@ from api_gateway.parsers.grammar import ANY_OBJECT, forced
 from api_gateway.parsers.json_schema import binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
+from common.errors import ServiceError
 from protos import limits
 from protos.common_pb2 import Grammar
 from protos.json_fields import dumps, loads
@@ -59,11 +60,20 @@ def check_numbers(schema: Any, param: str) -> None:
         raise refuse(f"{param}: {str(value)[:40]} {why}", param)
 
 
-def grammar_field(body: Fields, plan: ToolPlan | None) -> str:
+def grammar_field(structured_outputs: object, plan: ToolPlan | None) -> str:
     """Return the field that a grammar which is none has come from."""
-    if body.structured_outputs is not None:
+    if structured_outputs is not None:
         return STRUCTURED
     return RESPONSE if plan is None else "tools"
+
+
+def blamed(error: ServiceError, field: str) -> ServiceError:
+    """Return the error, a grammar's with the client's own `field`: the tiers below see one kind of
+    grammar for several fields, and those of tools were never written by the client."""
+    if error.code in ("invalid_grammar", "grammar_limit"):
+        message = error.message.replace(f"{error.param}:", f"{field}:", 1)
+        return type(error)(message, param=field, code=error.code)
+    return error
 
 
 def lark(text: str, param: str) -> Grammar:

@@ -63,6 +63,8 @@ class Order:
     tools: ToolPlan | None = None
     grammar_field: str = RESPONSE
     """Where the client has said what form the answer must have, if it has."""
+    length_field: str = "max_tokens"
+    """Where the client has said how long the answer may be, if it has."""
     echoes: tuple[str, ...] = ()
     """What stands before the answer of each prompt, empty = nothing."""
     dimensions: int | None = None
@@ -210,9 +212,15 @@ def order(
         show_progress=bool(body.return_progress),
         show_trace=bool(body.return_sampler_trace),
         tools=tools,
-        grammar_field=grammar_field(body, tools),
+        grammar_field=grammar_field(body.structured_outputs, tools),
+        length_field=length_field(body),
         echoes=echoes,
     )
+
+
+def length_field(body: Fields) -> str:
+    newer = getattr(body, "max_completion_tokens", None) is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def timeout_s(body: Routing) -> float | None:

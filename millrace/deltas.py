@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from api_gateway.answers import CallReader, whole_calls
 from api_gateway.bulks import Bulks
+from api_gateway.structure import blamed, grammar_field
 from common.errors import Internal, from_detail
 from millrace.client import EngineClient, Piece
 from millrace.outputs import FINISH_REASONS, CompletionOutput, Logprob, RequestOutput
@@ -35,7 +36,8 @@ class Deltas:
         """Return what `piece` adds; raise the ServiceError it ends with."""
         finish, bulks = piece.finish, self._bulks[piece.choice]
         if finish is not None and finish.reason in (common_pb2.ERROR, common_pb2.IGNORED):
-            raise from_detail(finish.error)
+            field = grammar_field(self._params.structured_outputs, self._asked.tools)
+            raise blamed(from_detail(finish.error), field)
         for bulk in piece.bulks:
             bulks.add(bulk)
         self._num_open -= finish is not None

@@ -273,6 +273,27 @@ def test_bad_input_is_refused(llm: LLM, prompt: Any, params: dict[str, Any], mes
         llm.generate([prompt], SamplingParams(**params))
 
 
+def test_a_bad_schema_is_blamed_on_the_field_it_stands_in(llm: LLM) -> None:
+    schema = {"type": "nothing"}
+    for field, given in (
+        ("structured_outputs", {"json": schema}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": schema}}),
+    ):
+        with pytest.raises(InvalidRequest, match=f"^{field}: ") as refused:
+            llm.generate("x", SamplingParams(**{field: given}))  # type: ignore[arg-type]
+        assert refused.value.param == field
+
+
+def test_an_empty_text_of_a_vector_is_an_empty_input(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="the input is empty"):
+        llm.embed("")
+
+
+def test_a_folder_that_cannot_be_named_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="null byte"):
+        LLM("a\0b")
+
+
 def test_one_bad_prompt_ends_the_call_and_nothing_else(llm: LLM) -> None:
     with pytest.raises(ServiceError):
         llm.generate(["good", {"prompt_token_ids": [10**9]}], sampled(1, max_tokens=100))

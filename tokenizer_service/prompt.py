@@ -161,7 +161,8 @@ class PromptBuilder:
 
 def not_empty(column: bytes, param: str) -> bytes:
     if not column:
-        raise InvalidRequest("the prompt is empty", param=param)
+        what = "input" if param == "input" else "prompt"
+        raise InvalidRequest(f"the {what} is empty", param=param)
     return column
 
 

@@ -290,6 +290,19 @@ async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_field_it_stands_
         assert (error["param"], error["message"]) == (field, f"{field}: no")
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_a_length_that_does_not_fit_is_blamed_on_the_field_it_stands_in(
+    client: httpx.AsyncClient, fake: FakeTokenizer, field: str
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "max_tokens is 5: at most 3 are left", "param": "max_tokens"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", **said)
+
+    fake.script = refuse
+    error = (await client.post(URL, json=chat(**{field: 5}))).json()["error"]
+    assert (error["param"], error["message"].split()[0]) == (field, field)
+
+
 async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
