@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -26,6 +27,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 100
+GZIP = b"\x1f\x8b"
 
 
 def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
@@ -64,6 +66,10 @@ def refuse(body: bytes, why: str) -> NoReturn:
         param = next(map(printable, offences(lax)), None)
     except (ValueError, RecursionError):
         pass  # not even nearly JSON: there is no field to name
+    if body.startswith(GZIP):
+        why = "it is compressed (gzip), which is not taken here"
+    elif body.startswith(codecs.BOM_UTF8):
+        why = "it begins with a byte order mark: leave that out"
     where = f"{param}: " if param else ""
     raise InvalidRequest(
         f"{where}the body is not valid JSON: {why}", param=param, code="invalid_json"

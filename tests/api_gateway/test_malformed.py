@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -253,6 +256,22 @@ CASES: list[tuple[str, Any, str | None]] = [
     (COMPLETIONS, completion(best_of=True), "best_of"),
     (COMPLETIONS, completion(suffix="x"), "suffix"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrap", "why"),
+    [
+        (gzip.compress, "it is compressed (gzip)"),
+        (lambda body: codecs.BOM_UTF8 + body, "it begins with a byte order mark"),
+    ],
+    ids=["gzip", "mark"],
+)
+async def test_what_stands_around_a_body_is_told(
+    client: httpx.AsyncClient, wrap: Callable[[bytes], bytes], why: str
+) -> None:
+    reply = await client.post(CHAT, content=wrap(json.dumps(chat()).encode()))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "invalid_json") and why in error["message"]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
