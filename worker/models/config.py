@@ -156,8 +156,9 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
 def _refuse_unsupported(fields: Fields) -> None:
     if (activation := fields.get("hidden_act") or "silu") not in ACTIVATIONS:
         raise fields.error("hidden_act", activation, ", ".join(ACTIVATIONS))
-    if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "set", "absent")
+    if (quantized := fields.inside("quantization_config")) is not None:
+        method = {"quant_method": quantized.get("quant_method")}
+        raise fields.error("quantization_config", method, "absent")
     if fields.flag("use_mrope"):
         raise fields.error("use_mrope", True, "false")
     for name in EXPERTS:

@@ -87,6 +87,11 @@ def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any]) 
         read(tmp_path, **change)
 
 
+def test_how_the_weights_were_quantised_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match="quantization_config is {'quant_method': 'awq'}"):
+        read(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
