@@ -147,6 +147,7 @@ async def test_the_deadline_holds_even_if_nobody_below_keeps_it(
     fake.script = None
     reply = await client.post("/v1/chat/completions", json=chat(timeout_ms=20, stream=is_stream))
     assert reply.status_code == 408
+    assert reply.headers["x-should-retry"] == "false"  # OpenAI's clients ask again after a 408
     assert reply.json()["error"]["code"] == "deadline_exceeded"
     stream, slot = await fake.arrivals.get()
     assert 1 <= fake.streams[0].requests_seen[slot].limits.deadline_ms <= 20
