@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from millrace.params_checks import (
+    WHOLE,
     check_biases,
     check_dynamic,
     check_flag,
@@ -20,6 +21,8 @@ from millrace.params_checks import (
     check_number,
     check_texts,
     invalid,
+    whole,
+    whole_each,
 )
 from millrace.structure import grammar_of
 from protos import common_pb2, tokenizer_pb2
@@ -97,15 +100,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) is None and each.name != "max_tokens":
-                made = each.default_factory
-                default = each.default if made is MISSING else made()
-                object.__setattr__(self, each.name, default)
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._set_plain_values()
         for each in fields(self):
             if each.name in bounds.LIMITS and each.name != "logit_bias":
                 check_number(each.name, getattr(self, each.name))
@@ -118,6 +113,23 @@ class SamplingParams:
         self._check_lists()
         self._check_chain()
         grammar_of(self.response_format, self.structured_outputs)
+
+    def _set_plain_values(self) -> None:
+        """Put one form of a value in place of the others that users may write."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None and each.name != "max_tokens":
+                made = each.default_factory
+                value = each.default if made is MISSING else made()
+            if each.name in WHOLE:
+                value = whole(value)
+            elif each.name in ("stop_token_ids", "allowed_token_ids"):
+                value = whole_each(value)
+            object.__setattr__(self, each.name, value)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
 
     def _check_lists(self) -> None:
         breakers = self.dry_sequence_breakers or ()

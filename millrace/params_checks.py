@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,21 @@ WHOLE = (
 
 def invalid(param: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{param} {message}", param=param)
+
+
+def whole(value: Any) -> Any:
+    """Return NumPy's whole numbers as Python's; anything else as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def whole_each(values: Any) -> Any:
+    """Return a list or an array of whole numbers as Python's; anything else as it is."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Collection):
+        return values
+    return [whole(value) for value in values]
 
 
 def check_number(name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from api_gateway.translate import chat_input, effort_kwargs
 from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
-from millrace.params_checks import check_unicode
+from millrace.params_checks import check_unicode, whole_each
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
 from protos.common_pb2 import SamplingParams as Sampling
 from protos.limits import MAX_U32
@@ -104,7 +104,7 @@ def prompt_text(prompt: Prompt) -> str | None:
 def given_ids(prompt: Prompt) -> list[int] | None:
     """Return the ids the user gave, None for text and messages."""
     ids = None if isinstance(prompt, str) else prompt.get("prompt_token_ids")
-    return None if ids is None else list(ids)
+    return None if ids is None else list(whole_each(ids))
 
 
 def _only(prompt: Mapping[str, Any], key: str) -> Any:
@@ -117,6 +117,7 @@ def _column(ids: Sequence[int]) -> bytes:
     if not isinstance(ids, Collection):
         message = f"prompt_token_ids must be a list of token ids, got {ids!r:.80}"
         raise InvalidRequest(message, param="prompt")
+    ids = whole_each(ids)
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(f"prompt_token_ids has {token_id!r}, no id", param="prompt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import InvalidRequest
@@ -70,6 +71,19 @@ def test_refusals_name_the_field(field: str, value: Any, message: str) -> None:
         SamplingParams(**{field: value})
     assert refused.value.message.startswith(message)
     assert refused.value.param == field
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3), seed=np.uint64(2**64 - 1), top_k=np.int32(-1),
+        stop_token_ids=np.array([5, 6]), allowed_token_ids=np.array([7]),
+    )  # fmt: skip
+    plain = SamplingParams(
+        max_tokens=3, seed=2**64 - 1, top_k=0, stop_token_ids=[5, 6], allowed_token_ids=[7]
+    )
+    assert params == plain and type(params.max_tokens) is int
+    with pytest.raises(InvalidRequest, match="max_tokens must be a whole number"):
+        SamplingParams(max_tokens=np.float64(3))
 
 
 def test_none_asks_for_the_default() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import InvalidRequest
 from millrace.async_llm import conversations, listed
 from millrace.params import SamplingParams
-from millrace.prompts import Asked, asked, embed_request
+from millrace.prompts import Asked, asked, embed_request, given_ids
 from protos.common_pb2 import EMBED, MEAN, Grammar, ModelInfo
 
 INFO = ModelInfo(id="m", tool_format="hermes", reasoning_format="think_tags")
@@ -72,6 +73,13 @@ def test_forms_of_the_answer_are_the_parameters() -> None:
 def test_bad_chats_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         chat(**options)
+
+
+def test_ids_may_be_an_array() -> None:
+    prompt = {"prompt_token_ids": np.array([1, 258])}
+    found = asked(prompt, SamplingParams(), INFO, "r", 1).request
+    assert found.prompt_token_ids == b"\1\0\0\0\2\1\0\0"
+    assert [type(token_id) for token_id in given_ids(prompt) or ()] == [int, int]
 
 
 def test_vectors() -> None:
