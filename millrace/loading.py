@@ -6,9 +6,11 @@ Knows names and their words on the command line. What they mean is said by the w
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import cast
 
 from millrace.options import ModelOptions
+from worker.memory import parse_size
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 VARIABLES = {  # option: variable of docker-compose.yml
@@ -40,10 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--threads", type=count, metavar="N", help="that compute (default: one a core)")
     option("--max-model-len", type=count, metavar="L", help="longest sequence in tokens")
-    option("--kv-cache-dtype", type=dtype, help="auto, bf16, f32 (default: auto)")
-    option("--kv-cache-memory", metavar="SIZE", help="of one worker, e.g. 2GiB (default: 1/4 of "
-           "the free memory, at most 4GiB)")  # fmt: skip
-    option("--host-kv-memory", metavar="SIZE", help="host memory for evicted KV (default: none)")
+    option("--kv-cache-dtype", type=kv_dtype, help="auto, bf16, f32 (default: auto)")
+    option("--kv-cache-memory", type=size, metavar="SIZE", help="of one worker, e.g. 2GiB "
+           "(default: 1/4 of the free memory, at most 4GiB)")  # fmt: skip
+    option("--host-kv-memory", type=size, metavar="SIZE", help="host memory for evicted KV "
+           "(default: none)")  # fmt: skip
     option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
     option("--deterministic", action="store_true", help="the same bits however prompts are cut and "
            "rows are batched: always so, taken for those who ask")  # fmt: skip
@@ -56,8 +59,28 @@ def options_of(args: argparse.Namespace) -> ModelOptions:
 
 
 def dtype(text: str) -> str:
-    """Return the long name of a type."""
-    return DTYPES.get(text, text)
+    """Return the long name of a type of weights; raise ArgumentTypeError for anything else."""
+    return _long_name(text, DTYPES)
+
+
+def kv_dtype(text: str) -> str:
+    """Return the long name of a type of keys and values, likewise."""
+    return _long_name(text, {"bf16": "bfloat16", "f32": "float32"})
+
+
+def _long_name(text: str, names: Mapping[str, str]) -> str:
+    if text not in ("auto", *names, *names.values()):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(['auto', *names])}")
+    return names.get(text, text)
+
+
+def size(text: str) -> str:
+    """Return a number of bytes as it was given; raise ArgumentTypeError for anything else."""
+    try:
+        parse_size("size", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def count(text: str) -> int:

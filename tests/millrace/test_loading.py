@@ -57,6 +57,23 @@ def test_a_variable_reaches_the_setting_of_its_name(name: str) -> None:
     assert service.environment[f"MILLRACE_{home.upper()}_{name.upper()}"] == LONG[name]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--dtype", "foo", "'foo' is none of auto, bf16, f16, f32"),
+        ("--kv-cache-dtype", "f16", "'f16' is none of auto, bf16, f32"),
+        ("--kv-cache-memory", "much", "'much', allowed: a number and one of B KiB"),
+        ("--host-kv-memory", "-1", "'-1', allowed: a number and one of B KiB"),
+    ],
+)
+def test_a_bad_value_is_told_before_anything_starts(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", f"{option}={value}"])
+    assert message in capsys.readouterr().err
+
+
 def test_generate_loads_the_model_as_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,5 +87,3 @@ def test_generate_loads_the_model_as_it_is_told(
     ) as llm:
         wanted = llm.generate("Hello", SamplingParams(seed=5, max_tokens=8))[0].outputs[0].text
     assert printed == wanted + "\n"
-    assert main(["generate", "Hello", *words, "amx", "--dtype", "int9"]) == 1
-    assert "dtype is 'int9', allowed: auto" in capsys.readouterr().err
