@@ -56,7 +56,8 @@ async def start_server(server: grpc.aio.Server, address: str) -> int:
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:  # it does not say why
-        raise PortTaken(f"{address} cannot be listened on: is the port taken?") from error
+        why = "the port is taken, or the host is none of this machine's"
+        raise PortTaken(f"{address} cannot be listened on: {why}") from error
     await server.start()
     return port
 
