@@ -98,10 +98,11 @@ def positive(text: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 1 when any request failed."""
     parser = argparse.ArgumentParser(prog="millrace bench", description=__doc__.split("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    url = "http://127.0.0.1:8000"
+    parser.add_argument("--url", default=url, help=f"a server (default: {url})")
     parser.add_argument("--vs", help="a second server, measured right after with the same load")
     parser.add_argument("--model", help="served name (default: the first the server lists)")
-    parser.add_argument("--key", default="", help="API key")
+    parser.add_argument("--key", "--api-key", default="", help="API key")
     parser.add_argument("--streams", type=positive, default=32, help="requests in flight")
     parser.add_argument("--requests", type=positive, default=128)
     parser.add_argument("--max-tokens", type=positive, default=48)

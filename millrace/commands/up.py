@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from common.model_folder import ModelFolderError
-from common.settings import SERVICES, SettingsError, from_file, inherited
+from common.settings import SERVICES, SettingsError, from_file, inherited, load
 from millrace import child, compose, loading
 from millrace.errors import CommandError
-from millrace.placement import LOOPBACK, place
+from millrace.placement import LOOPBACK, Replica, place
 from millrace.processes import free_port, is_address, is_alive, is_ipv4, is_listening, listener
 from millrace.project import (
     DEMO_MODEL,
@@ -41,6 +42,12 @@ VARIABLES = {  # option: variable of docker-compose.yml
 }
 SCALES = {"gateways": "api-gateway", "tokenizers": "tokenizer-service", "workers": "worker"}
 MODEL_TARGET = "/model"
+TIERS = {  # package: its name among the settings
+    "api_gateway": "gateway",
+    "tokenizer_service": "tokenizer",
+    "engine_core": "engine",
+    "worker": "worker",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,8 +154,11 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     for host, port in published:
         _check_port(host, port)
     host, port = published[0]
+    replicas = place(file, scales, _distinct_ports())
+    for replica in replicas:
+        _check_settings(replica)
     return Plan(
-        replicas=place(file, scales, _distinct_ports()),
+        replicas=replicas,
         root=file.root,
         url=f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}",
         model=variables["SERVED_MODEL_NAME"],
@@ -179,6 +189,19 @@ def _check_environment(given: dict[str, str], asked: dict[str, str]) -> None:
                 f"{name} is {mine!r} in the environment or the settings file, and {value!r} by the "
                 "compose file or an option: leave one out"
             )
+
+
+def _check_settings(replica: Replica) -> None:
+    """Refuse what a tier would end with, again and again: once, and before anything has started."""
+    package = replica.command[-1]
+    if package not in TIERS:
+        return
+    given = {name: value for name, value in replica.environment.items() if value}
+    settings = importlib.import_module(f"{package}.settings").Settings
+    try:
+        load(settings, TIERS[package], [], inherited(given))
+    except SettingsError as error:
+        raise CommandError(f"settings: {error}") from error
 
 
 def _distinct_ports() -> Callable[[], int]:

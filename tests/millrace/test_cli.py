@@ -15,6 +15,7 @@ from millrace.cli import COMMANDS, main
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.placement import Replica
+from millrace.processes import free_port
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess, from_the_root
 from millrace.runner import Plan
@@ -208,6 +209,28 @@ def test_up_refuses_a_setting_that_it_would_hide(
     said = capsys.readouterr().err
     assert said.startswith("millrace: MILLRACE_GATEWAY_PORT is '9000' in the environment or the")
     assert "and '8000' by the compose" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("DTYPE", "float9", "settings: worker: Expected `str` matching"),
+        ("MILLRACE_ENGINE_MAX_WAITING", "-4", "settings: engine: Expected `int` >= 1"),
+        ("MILLRACE_GATEWAY_COLOUR", "red", "settings: gateway: unknown settings ['colour']"),
+    ],
+)
+def test_up_refuses_a_setting_that_a_tier_would_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(["up", "--state", str(tmp_path), "--port", str(free_port())]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith(f"millrace: {said}") and not told.out
 
 
 def test_what_the_file_leaves_empty_the_environment_may_say(
