@@ -123,7 +123,7 @@ docs-settings: $(VENV)/.stamp ## rewrite the settings table of the README from t
 	$(PY) -m tools.settings_table
 
 size: ## lines of Python that run in production
-	@git ls-files 'common/*.py' 'api_gateway/*.py' 'tokenizer_service/*.py' 'engine_core/*.py' 'worker/*.py' 'millrace/*.py' protos/worker.py protos/limits.py | xargs cat | wc -l
+	@git ls-files 'common/*.py' 'api_gateway/*.py' 'tokenizer_service/*.py' 'engine_core/*.py' 'worker/*.py' 'millrace/*.py' 'protos/*.py' | grep -v _pb2 | xargs cat | wc -l
 
 clean: ## remove the virtual environments and caches
 	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache

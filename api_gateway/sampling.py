@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import sys
-from array import array
 
 from api_gateway.schema import Fields
 from protos import limits
+from protos.columns import pack
 from protos.common_pb2 import Dry, DynamicTemperature, LogitBias, SamplingParams, Xtc
 
 SAME_NAME = (
@@ -31,7 +30,7 @@ def sampling(body: Fields) -> SamplingParams:
     for token_id, bias in (body.logit_bias or {}).items():
         params.logit_bias.append(LogitBias(token_id=int(token_id), bias=bias))
     params.samplers.extend(body.samplers or [])
-    params.allowed_token_ids = column(body.allowed_token_ids or [])
+    params.allowed_token_ids = pack(body.allowed_token_ids or [])
     params.return_sampler_trace = bool(body.return_sampler_trace)
     fill_rare_stages(params, body)
     return params
@@ -70,11 +69,3 @@ def dry_breakers(body: Fields) -> list[str]:
 
 def either(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def column(ids: list[int]) -> bytes:
-    """Return `ids` as little-endian u32."""
-    packed = array("I", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()

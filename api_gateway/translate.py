@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from api_gateway.checks import refuse
-from api_gateway.sampling import column, dry_breakers, sampling
+from api_gateway.sampling import dry_breakers, sampling
 from api_gateway.schema import (
     ChatPrompt,
     ChatRequest,
@@ -19,6 +19,7 @@ from api_gateway.schema import (
 )
 from api_gateway.structure import RESPONSE, grammar_field, grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
+from protos.columns import pack
 from protos.common_pb2 import EMBED, LAST, MEAN, SCORE, Limits, ModelInfo, SamplingParams
 from protos.json_fields import dumps
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
@@ -185,7 +186,7 @@ def fill_prompt(request: TextRequest, prompt: str | list[int]) -> None:
     if isinstance(prompt, str):
         request.prompt = prompt
     else:
-        request.prompt_token_ids = column(prompt)
+        request.prompt_token_ids = pack(prompt)
 
 
 def order(

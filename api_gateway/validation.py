@@ -23,13 +23,6 @@ BOUNDED = (
     "dry_penalty_last_n", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "n", "n_keep", "prompt_logprobs",
 )  # fmt: skip
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "typical_p": (1,),
-    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "bad_words": ([],),
-    "allowed_token_ids": (), "dynamic_temperature": (),
-}  # fmt: skip
-"""Values of the sampler's fields that ask for nothing, beside null."""
 SALT = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.MAX_CACHE_SALT_CHARS}}}")
 
 
@@ -103,11 +96,7 @@ def check_samplers(body: Fields) -> None:
     if (dynamic := body.dynamic_temperature) is not None:
         check_bound("dynamic_temperature.range", dynamic.range)
         check_bound("dynamic_temperature.exponent", dynamic.exponent)
-    acting = [
-        name
-        for name, nothing in NEUTRAL.items()
-        if (value := getattr(body, name)) is not None and value not in nothing
-    ]
+    acting = limits.acting(body)
     if (why := limits.samplers_violation(body.samplers or [], acting)) is not None:
         raise refuse(why, "samplers")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 
 from engine_core.scheduling.sequence import TokenEvent
+from protos.columns import pack
 from protos.worker import Bulk, Finished, Logprobs, Progress, SessionOutput, StepOutput
 
 
@@ -31,20 +31,15 @@ class Columns:
         is_plain = len(self.tokens) == len(self.slots) == self.counts.count(1)
         return SessionOutput(
             session=session,
-            slots=column(self.slots),
-            counts=b"" if is_plain else column(self.counts),
-            token_offsets=column(self.offsets),
-            token_ids=column(self.tokens),
+            slots=pack(self.slots),
+            counts=b"" if is_plain else pack(self.counts),
+            token_offsets=pack(self.offsets),
+            token_ids=pack(self.tokens),
             finishes=tuple(self.finishes),
             logprobs=tuple(self.logprobs),
             bulks=tuple(self.bulks),
             progress=tuple(self.progress),
         )
-
-
-def column(values: Iterable[int]) -> bytes:
-    """Return little-endian u32 values."""
-    return array("I", values).tobytes()
 
 
 def step_output(step_id: int, timestamp_ns: int, events: Iterable[TokenEvent]) -> StepOutput:

@@ -6,7 +6,6 @@ what the model folder's generation_config.json says, then the neutral value: as 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -27,14 +26,7 @@ from millrace.params_checks import (
 from millrace.structure import grammar_of
 from protos import common_pb2, tokenizer_pb2
 from protos import limits as bounds
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "temperature": (0, 1), "top_p": (1,), "top_k": (0,), "min_p": (0,), "typical_p": (1,),
-    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
-    "bad_words": ((), []), "allowed_token_ids": (), "dynamic_temperature": (),
-}  # fmt: skip
-"""Values that ask the chain for nothing, beside None."""
+from protos.columns import pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +140,9 @@ class SamplingParams:
     def _check_chain(self) -> None:
         if self.dynamic_temperature is not None:
             check_dynamic(self.dynamic_temperature)
-        acting = [
-            name
-            for name, nothing in NEUTRAL.items()
-            if (value := getattr(self, name)) is not None and value not in nothing
-        ]
         if isinstance(self.samplers, str) or not isinstance(self.samplers, Collection):
             raise invalid("samplers", f"must be a list of stages, got {self.samplers!r}")
-        if why := bounds.samplers_violation(self.samplers, acting):
+        if why := bounds.samplers_violation(self.samplers, bounds.acting(self)):
             raise InvalidRequest(why, param="samplers")
 
     def limits(self) -> common_pb2.Limits:
@@ -163,7 +150,7 @@ class SamplingParams:
         return common_pb2.Limits(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
-            stop_token_ids=_column(self.stop_token_ids),
+            stop_token_ids=pack(self.stop_token_ids),
             n=self.n,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
@@ -192,7 +179,7 @@ class SamplingParams:
             repetition_penalty=self.repetition_penalty,
             seed=(seed if self.seed is None else self.seed) % 2**64,
             logit_bias=biases,
-            allowed_token_ids=_column(self.allowed_token_ids or ()),
+            allowed_token_ids=pack(self.allowed_token_ids or ()),
             samplers=self.samplers,
             return_sampler_trace=self.return_sampler_trace,
         )
@@ -236,10 +223,6 @@ class SamplingParams:
             dry_breakers=breakers if self.dry_multiplier else (),
             grammar=grammar_of(self.response_format, self.structured_outputs),
         )
-
-
-def _column(token_ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def _either(value: float | None, default: float) -> float:

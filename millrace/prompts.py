@@ -5,7 +5,6 @@ A chat is read by the gateway's own parser, so that its options mean what they m
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +20,7 @@ from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
 from millrace.params_checks import check_unicode, whole_each
+from protos.columns import pack
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
 from protos.common_pb2 import SamplingParams as Sampling
 from protos.limits import MAX_U32
@@ -123,7 +123,7 @@ def _column(ids: Sequence[int]) -> bytes:
             raise InvalidRequest(f"prompt_token_ids has {token_id!r}, no id", param="prompt")
         if not 0 <= token_id <= MAX_U32:
             raise InvalidRequest(f"prompt_token_ids has {token_id}, no id", param="prompt")
-    return struct.pack(f"<{len(ids)}I", *ids)
+    return pack(ids)
 
 
 def _json(chat: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Bound(NamedTuple):
@@ -93,6 +93,14 @@ STAGES: dict[str, tuple[str, ...]] = {
 `min_tokens` and a grammar act before all of them and cannot be moved. Temperature 0 needs no stage.
 """
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "typical_p": (1,),
+    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
+    "bad_words": ([], ()), "allowed_token_ids": (), "dynamic_temperature": (),
+}  # fmt: skip
+"""Values of the sampler's fields that ask the chain for nothing, beside None."""
+
 DRY_DEFAULTS = {"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1}
 DRY_BREAKERS = ("\n", ":", '"', "*")
 XTC_DEFAULTS = {"xtc_threshold": 0.1}
@@ -108,6 +116,15 @@ def violation(name: str, value: float) -> str | None:
     if not low <= value <= high:
         return f"{name} must be between {low} and {high}, got {value}"
     return None
+
+
+def acting(request: object) -> list[str]:
+    """Return the sampler's fields that `request`, which has them all, asks something of."""
+    return [
+        name
+        for name, nothing in NEUTRAL.items()
+        if (value := getattr(request, name)) is not None and value not in nothing
+    ]
 
 
 def samplers_violation(names: Sequence[str], acting: Collection[str] = ()) -> str | None:

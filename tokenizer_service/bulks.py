@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
+from protos.columns import unpack
 from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
 from protos.tokenizer_pb2 import PromptTokens, TextBulk, TextLogprob, TextLogprobs
-from tokenizer_service.columns import unpack
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, NotFound
+from protos.columns import pack, unpack
 from protos.common_pb2 import EMBED, GENERATE, LAST, Grammar, Limits, Pooling, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
-from tokenizer_service.columns import pack, unpack
 
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0,
@@ -43,11 +43,13 @@ class Completion:
         self.check_model(request.model)
         if request.text.stop and not self.has_tokenizer:
             raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
-        self._check_ids("stop_token_ids", request.text.stop_token_ids)
-        self._check_ids("logit_bias", [bias.token_id for bias in request.sampling.logit_bias])
+        biased = [bias.token_id for bias in request.sampling.logit_bias]
+        check_ids("stop_token_ids", request.text.stop_token_ids, self.vocab_size)
+        check_ids("logit_bias", biased, self.vocab_size)
         if len(request.sampling.allowed_token_ids) % 4:
             raise InvalidRequest("allowed_token_ids is torn", param="allowed_token_ids")
-        self._check_ids("allowed_token_ids", unpack(request.sampling.allowed_token_ids))
+        allowed = unpack(request.sampling.allowed_token_ids)
+        check_ids("allowed_token_ids", allowed, self.vocab_size)
 
     def check_model(self, name: str) -> None:
         """Raise NotFound for another model than this."""
@@ -56,14 +58,6 @@ class Completion:
                 f"the model {name!r} does not exist; this service has {self.model!r}",
                 param="model",
                 code="model_not_found",
-            )
-
-    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
-        largest = max(token_ids, default=-1)
-        if self.vocab_size and largest >= self.vocab_size:
-            raise InvalidRequest(
-                f"{param} has token id {largest}, but the vocabulary has {self.vocab_size} entries",
-                param=param,
             )
 
     def sampling(self, given: SamplingParams) -> bytes:
@@ -118,6 +112,16 @@ class Completion:
         """Return the id a client is told; None for the end of sequence it does not know about."""
         ended_by_eos = token_id in self.eos_token_ids and not request.text.ignore_eos
         return None if ended_by_eos else token_id
+
+
+def check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise InvalidRequest when an id is none of the vocabulary, whose size may be 0 = unknown."""
+    largest = max(token_ids, default=-1)
+    if vocab_size and largest >= vocab_size:
+        raise InvalidRequest(
+            f"{param} has token id {largest}, but the vocabulary has {vocab_size} entries",
+            param=param,
+        )
 
 
 def input_param(request: TextRequest) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from common.errors import InvalidRequest, ServiceError
+from protos.columns import unpack
 from protos.common_pb2 import ErrorDetail
 from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
-from tokenizer_service.columns import unpack
 from tokenizer_service.text_model import TextModel
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from protos.columns import unpack
 from protos.common_pb2 import LENGTH, STOPPED, Finish
 from protos.tokenizer_pb2 import Started
-from tokenizer_service.columns import unpack
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.placement import EngineSeats
 from tokenizer_service.reasoning import Place, SplitStream

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.errors import Unavailable
+from protos.columns import pack
 from protos.common_pb2 import EngineState, Limits, Query
 from protos.engine_pb2 import GenerateRequest
-from tokenizer_service.columns import pack
 from tokenizer_service.ticket import Choice, Ticket
 
 CONNECTION_LOST = "connection lost"

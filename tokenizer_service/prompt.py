@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from common.errors import InvalidRequest
+from protos.columns import unpack
 from protos.json_fields import dumps, loads
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
-from tokenizer_service.columns import unpack
-from tokenizer_service.completion import input_param
+from tokenizer_service.completion import check_ids, input_param
 from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
@@ -81,13 +81,7 @@ class PromptBuilder:
         """Return `column`; raise InvalidRequest when an id is none of the vocabulary."""
         if len(column) % 4:
             raise InvalidRequest(f"{param} is not a list of token ids", param=param)
-        largest = max(unpack(column), default=-1)
-        if self._vocab_size and largest >= self._vocab_size:
-            raise InvalidRequest(
-                f"{param} has token id {largest}, but the vocabulary has {self._vocab_size} "
-                "entries",
-                param=param,
-            )
+        check_ids(param, unpack(column), self._vocab_size)
         return column
 
     async def text(self, text: str, param: str, add_special_tokens: bool = True) -> bytes:

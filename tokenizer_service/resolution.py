@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from common.errors import InvalidRequest
+from protos.columns import unpack
 from protos.common_pb2 import Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.breakers import Breakers
-from tokenizer_service.columns import unpack
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.reasoning import CLOSE, INSIDE, OPEN, Place
 from tokenizer_service.tokenizer import Tokenizer

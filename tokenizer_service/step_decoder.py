@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from protos.columns import unpack
 from protos.common_pb2 import ERROR, LENGTH, STOPPED, Finish, PromptProgress
 from protos.engine_pb2 import TokenBatch, TokenLogprobs
 from tokenizer_service.bulks import BulkText
-from tokenizer_service.columns import unpack
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.placement import EngineSeat
 from tokenizer_service.step_text import SessionText, StepText

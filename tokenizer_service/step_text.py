@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from protos.columns import pack, unpack
 from protos.common_pb2 import Finish, PromptProgress
 from protos.tokenizer_pb2 import Started, TextBatch, TextLogprobs
-from tokenizer_service.columns import pack, unpack
 from tokenizer_service.reasoning import ANSWER, REASONING, Segment
 from tokenizer_service.ticket import Session
 

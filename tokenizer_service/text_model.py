@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import InvalidRequest
+from protos.columns import unpack
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
-from tokenizer_service.columns import unpack
 from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
 from tokenizer_service.formats import (

@@ -18,7 +18,7 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from common.model_folder import ModelFolderError
-from tokenizer_service.columns import pack
+from protos.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
 from tokenizer_service.model_folder import ModelFolder
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from api_gateway.asgi import Call
 from api_gateway.door import Door
 from api_gateway.pipeline import Pipeline
-from api_gateway.sampling import column
 from api_gateway.schema import CompletionRequest
 from api_gateway.text_calls import TextCalls
 from api_gateway.translate import order_completion
 from api_gateway.validation import check_completion
+from protos.columns import pack
 from protos.tokenizer_pb2 import ConvertRequest
 
 
@@ -38,6 +38,6 @@ class Completions:
             if isinstance(prompt, str):
                 texts.append(prompt)
                 continue
-            asked = ConvertRequest(model=model, token_ids=column(prompt), keep_special_tokens=True)
+            asked = ConvertRequest(model=model, token_ids=pack(prompt), keep_special_tokens=True)
             texts.append((await self._calls.convert(asked)).text)
         return tuple(texts)

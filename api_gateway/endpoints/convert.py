@@ -9,7 +9,6 @@ from api_gateway.checks import check_count, check_token_ids, refuse
 from api_gateway.door import Door
 from api_gateway.messages import check_conversation
 from api_gateway.replies import ids_of
-from api_gateway.sampling import column
 from api_gateway.schema import (
     ChatPrompt,
     ChatRequest,
@@ -23,6 +22,7 @@ from api_gateway.translate import chat_input, order_chat
 from api_gateway.validation import check_chat, check_completion
 from common.errors import InvalidRequest
 from protos import limits
+from protos.columns import pack
 from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
 
 
@@ -66,7 +66,7 @@ class Convert:
             check_count(body.tokens, limits.MAX_CONVERTED_TOKENS, "tokens")
             check_token_ids(body.tokens, "tokens")
             asked = await self._asked(call, body.model)
-            asked.token_ids = column(body.tokens)
+            asked.token_ids = pack(body.tokens)
             asked.keep_special_tokens = body.skip_special_tokens is not True
             reply = await self._calls.convert(asked)
             await call.reply_json(200, {"prompt": reply.text})
@@ -99,7 +99,7 @@ class Convert:
                 if isinstance(prompt, str):
                     asked.text = prompt
                 else:
-                    asked.token_ids = column(prompt)
+                    asked.token_ids = pack(prompt)
                 try:
                     replies.append(await self._calls.convert(asked))
                 except InvalidRequest as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import struct
 
+from protos.columns import unpack
 from protos.common_pb2 import EMBED, FinishReason, Limits, PromptProgress, Timings
 from protos.engine_pb2 import Bulk, PromptLogprobs, TokenLogprobs
 from protos.tokenizer_pb2 import TextOptions
 from tests.support.fake_engine import FakeLink, finish
 from tests.tokenizer_service.stage import Build, Stage, request, until
-from tokenizer_service.columns import unpack
 
 
 def prompt_rows(slot: int, *indexes: int) -> Bulk:

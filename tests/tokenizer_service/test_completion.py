@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest, NotFound, ServiceError
+from protos.columns import pack, unpack
 from protos.common_pb2 import EMBED, LAST, MEAN, Grammar, Limits, LogitBias, SamplingParams
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
-from tokenizer_service.columns import pack, unpack
 from tokenizer_service.completion import Completion
 
 

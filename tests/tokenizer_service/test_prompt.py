@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from common.errors import InvalidRequest
+from protos.columns import pack, unpack
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
-from tokenizer_service.columns import pack, unpack
 from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.metrics import TokenizerMetrics

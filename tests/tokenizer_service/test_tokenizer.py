@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken
 
 from common.model_folder import ModelFolderError
+from protos.columns import pack, unpack
 from tests.support.tiny_tokenizer import tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
-from tokenizer_service.columns import pack, unpack
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
