@@ -18,9 +18,6 @@ def check_bound(name: str, value: float | None, bound: str | None = None) -> Non
     """Check `value` against the shared table; `bound` is its name there when another."""
     if value is None:
         return
-    if isinstance(value, int) and abs(value) > 2**64:  # too large for a float, or for a message
-        low, high = limits.LIMITS[bound or name]
-        raise refuse(f"{name} must be between {low} and {high}", name)
     if (why := limits.violation(bound or name, value)) is not None:
         raise refuse(why.replace(bound, name, 1) if bound else why, name)
 

@@ -13,6 +13,8 @@ class Bound(NamedTuple):
 
 
 MAX_U32 = 2**32 - 1
+LONGEST_SHOWN = 2**64
+"""A whole number of any length may come; Python itself refuses to write the longest."""
 
 LIMITS: dict[str, Bound] = {
     "temperature": Bound(0, 2),
@@ -111,10 +113,11 @@ DYNAMIC_TEMPERATURE_EXPONENT = 1.0
 def violation(name: str, value: float) -> str | None:
     """Return why `value` may not stand in field `name`, or None when it may."""
     low, high = LIMITS[name]
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return f"{name} must be a finite number, got {value}"
     if not low <= value <= high:
-        return f"{name} must be between {low} and {high}, got {value}"
+        got = f", got {value}" if abs(value) <= LONGEST_SHOWN else ""
+        return f"{name} must be between {low} and {high}{got}"
     return None
 
 

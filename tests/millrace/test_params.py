@@ -20,6 +20,8 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("temperature", float("nan"), "temperature must be a finite number"),
         ("temperature", "hot", "temperature must be a number, got 'hot'"),
         ("top_p", 1.5, "top_p must be between 0 and 1"),
+        ("temperature", 10**400, "temperature must be between 0 and 2"),
+        ("seed", -(10**400), "seed must be between"),
         ("top_k", -2, "top_k must be between 0 and"),
         ("top_k", 1.5, "top_k must be a whole number"),
         ("max_tokens", 0, "max_tokens must be between 1 and 16777216, got 0"),
