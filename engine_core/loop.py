@@ -137,8 +137,8 @@ class EngineLoop:
         has_errands = self.scheduler.num_errands > 0
         self._admit(0.0 if self._is_busy or has_errands else IDLE_WAIT_S)
         if has_errands:
-            for answer in self._workers.answers():
-                self.scheduler.errand_done(answer, self._clock())
+            for done in self._workers.answers():
+                self.scheduler.errand_done(done, self._clock())
         self._launch()
         self._publish()
         self._is_busy = self._num_in_flight > 0

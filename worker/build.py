@@ -43,8 +43,8 @@ from worker.weights import FolderWeights
 
 MAX_UBATCH_TOKENS = 2048
 MAX_ROWS = 512
-MAX_THREADS = 1024
 """Rows of a pass; it takes room for their block tables."""
+MAX_THREADS = 1024
 MAX_LOGITS = 512
 """Positions of a pass that want logits: 300 MB with the largest vocabularies."""
 MAX_GUESSES = 64
