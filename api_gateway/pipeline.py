@@ -27,6 +27,7 @@ from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
 from protos.common_pb2 import LENGTH, STOPPED
 
 Reply = WholeReply | EventStream | EmbeddingReply
+INPUT_FIELDS = {Kind.CHAT: "messages", Kind.TEXT: "prompt", Kind.EMBEDDING: "input"}
 
 
 class Pipeline:
@@ -121,10 +122,11 @@ async def listen(receive: Receive, mailbox: Mailbox) -> None:
 
 def in_own_words(error: ServiceError, order: Order) -> ServiceError:
     """Return the error with the fields that the client wrote."""
-    if error.param == "max_tokens":
-        message = error.message.replace("max_tokens", order.length_field)
-        return type(error)(message, param=order.length_field, code=error.code)
-    return blamed(error, order.grammar_field)
+    own = {"max_tokens": order.length_field, "prompt": INPUT_FIELDS[order.kind]}
+    if error.param not in own:
+        return blamed(error, order.grammar_field)
+    message = error.message.replace("max_tokens", order.length_field)
+    return type(error)(message, param=own[error.param], code=error.code)
 
 
 def note_handled() -> None:

@@ -91,7 +91,7 @@ async def test_a_stream_and_a_whole_reply_say_the_same(client: httpx.AsyncClient
 @pytest.mark.parametrize(
     "reason, detail, status",
     [
-        (IGNORED, {"kind": "InvalidRequest", "message": "no", "param": "prompt"}, 400),
+        (IGNORED, {"kind": "InvalidRequest", "message": "no", "param": "seed"}, 400),
         (IGNORED, {"kind": "Overloaded", "message": "full", "retry_after_ms": 2500}, 429),
         (IGNORED, {"kind": "Unprocessable", "message": "template", "param": "messages"}, 422),
         (ERROR, {"kind": "Internal", "message": "broken"}, 500),

@@ -303,6 +303,18 @@ async def test_a_length_that_does_not_fit_is_blamed_on_the_field_it_stands_in(
     assert (error["param"], error["message"].split()[0]) == (field, field)
 
 
+async def test_a_prompt_that_the_engine_refuses_is_blamed_on_the_messages(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "the prompt has 9 tokens", "param": "prompt"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", **said)
+
+    fake.script = refuse
+    error = (await client.post(URL, json=chat())).json()["error"]
+    assert (error["param"], error["message"]) == ("messages", "the prompt has 9 tokens")
+
+
 async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
