@@ -35,7 +35,7 @@ UNITS = {
 
 def parse_size(field: str, text: str) -> int:
     """Return the bytes of `512MiB`, `2GiB`, `1000000`; raise ValueError that names the field."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in UNITS:
         raise ValueError(
             f"{field} is {text!r}, allowed: a number and one of B KiB MiB GiB KB MB GB"
