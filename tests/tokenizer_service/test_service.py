@@ -346,17 +346,20 @@ async def test_bulks_come_before_the_end_and_pauses_arrive(
 
 
 async def test_text_work_and_questions(tiny_folder: Path, engine: FakeEngine) -> None:
-    gone = FakeEngine()
+    gone = FakeEngine(state=ready_state("gone"))
     await gone.start()
     engine.answers = {"cache_statistics": b'{"hits": 1}'}
     async with tier(tiny_folder, [engine, gone]) as service:
         gateway = await service.gateway()
-        await gateway.ready()
+        missing = {"fake", "gone"}
+        while missing:
+            told = await gateway.until(lambda message: message.state.ready)
+            missing.discard(told[-1].state.engine)
         reply = await service.stub.Convert(ConvertRequest(model="tiny", text="Hello"))
         assert ids_of(reply.token_ids) and reply.max_model_len == 256
         await gone.stop()
         await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
-        told = await service.stub.Ask(Query(query_id=4, kind="cache_statistics"))
-        answers = {a.engine: a.answer for a in told.answers}
+        reply = await service.stub.Ask(Query(query_id=4, kind="cache_statistics"))
+        answers = {a.engine: a.answer for a in reply.answers}
         assert answers["fake"].body_json == b'{"hits": 1}' and answers["fake"].query_id == 4
         assert answers[f"127.0.0.1:{gone.port}"].error.kind == "Unavailable"
