@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
+from protos.json_fields import dumps
 from protos.limits import MAX_LOGIT_BIASES, MAX_REQUEST_ID_CHARS, MAX_U32, violation
 
 WHOLE = (
@@ -70,6 +71,14 @@ def check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise invalid(name, f"is not Unicode text: {error}") from None
+
+
+def as_json(name: str, value: Any) -> bytes:
+    """Return a value as JSON; raise InvalidRequest where JSON has no words for it."""
+    try:
+        return dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid(name, f"must be what JSON can say: {error}") from None
 
 
 def check_request_id(request_id: str) -> None:

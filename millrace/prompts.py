@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import msgspec
-
 from api_gateway.parsing import parse
 from api_gateway.schema import ChatRequest
 from api_gateway.structure import grammar_of
@@ -19,7 +17,8 @@ from api_gateway.translate import chat_input, effort_kwargs
 from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
-from millrace.params_checks import check_unicode, whole_each
+from millrace.params_checks import as_json, check_unicode, whole_each
+from millrace.structure import form_of
 from protos.columns import pack
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
 from protos.common_pb2 import SamplingParams as Sampling
@@ -126,14 +125,6 @@ def _column(ids: Sequence[int]) -> bytes:
     return pack(ids)
 
 
-def _json(chat: Mapping[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(chat)
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"a chat must be what JSON can say: {error}"
-        raise InvalidRequest(message, param="messages") from None
-
-
 def _asked_chat(
     request: TextRequest, prompt: Mapping[str, Any], params: SamplingParams, info: ModelInfo
 ) -> Asked:
@@ -141,11 +132,9 @@ def _asked_chat(
     if unknown := sorted(map(str, set(prompt) - CHAT_OPTIONS - {"messages"})):
         known = sorted(CHAT_OPTIONS)
         raise InvalidRequest(f"unknown chat options {unknown}; known: {known}", param=unknown[0])
-    form = {
-        "response_format": params.response_format,
-        "structured_outputs": params.structured_outputs,
-    }
-    body = parse(_json({**prompt, **form, "model": info.id}), ChatRequest, False)
+    form = form_of(params.response_format, params.structured_outputs)
+    told = as_json("messages", {**prompt, **form, "model": info.id})
+    body = parse(told, ChatRequest, False)
     check_chat(body)
     plan = plan_tools(body, info)
     if (grammar := grammar_of(body, plan)) is not None:

@@ -47,7 +47,7 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("samplers", ["top_k", "heat"], "samplers must be among"),
         ("samplers", ["top_k", "top_k"], "samplers names top_k more than once"),
         ("rotate_kv", True, "rotate_kv needs n_keep"),
-        ("response_format", {"type": "xml"}, "response_format must be text, json_object or"),
+        ("response_format", {"type": "xml"}, "response_format.type: Invalid enum value 'xml'"),
         ("stop", 5, "stop must be a list of strings, got 5"),
         ("stop", ["\ud800"], "stop is not Unicode text"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of token ids, got 5"),
@@ -58,21 +58,22 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("samplers", "top_k", "samplers must be a list of stages, got 'top_k'"),
         ("ignore_eos", 5, "ignore_eos must be True or False, got 5"),
         ("include_stop_str_in_output", "no", "include_stop_str_in_output must be True or False"),
-        ("response_format", 5, "response_format must be a dict, got 5"),
-        ("structured_outputs", 5, "structured_outputs must be a dict, got 5"),
-        ("structured_outputs", {"json": "{"}, "structured_outputs has a schema that is not JSON"),
-        ("structured_outputs", {"json": "[]"}, "structured_outputs has a schema that is not an"),
-        ("structured_outputs", {"json": {"const": 2**53 + 1}}, "structured_outputs has 9007199254"),
+        ("response_format", 5, "response_format: Expected `object | null`, got `int`"),
+        ("structured_outputs", 5, "structured_outputs: Expected `object | null`, got `int`"),
+        ("structured_outputs", {"json": "{"}, "structured_outputs.json is not valid JSON"),
+        ("structured_outputs", {"json": "[]"}, "structured_outputs.json must be a JSON object"),
+        ("structured_outputs", {"json": {"const": 2**53 + 1}}, "structured_outputs.json: 9007199"),
         ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly"),
-        ("structured_outputs", {"choice": []}, "structured_outputs has an empty choice"),
-        ("structured_outputs", {"regex": "a" * 65_537}, "structured_outputs has more than 65536"),
+        ("structured_outputs", {"json": object()}, "structured_outputs must be what JSON can say"),
+        ("structured_outputs", {"choice": []}, "structured_outputs.choice is empty"),
+        ("structured_outputs", {"regex": "a" * 65_537}, "structured_outputs.regex has over"),
     ],
 )
 def test_refusals_name_the_field(field: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         SamplingParams(**{field: value})
     assert refused.value.message.startswith(message)
-    assert refused.value.param == field
+    assert str(refused.value.param).split(".")[0] == field
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
@@ -170,18 +171,18 @@ def test_the_rarer_stages_reach_the_sampler() -> None:
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
             "JSON_SCHEMA",
-            '{"a": 1}',
+            '{"a":1}',
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": POINT}}},
             "JSON_SCHEMA",
-            '{"properties": {"x": {}}, "additionalProperties": false}',
+            '{"properties":{"x":{}},"additionalProperties":false}',
         ),
-        ({"structured_outputs": {"json": POINT}}, "JSON_SCHEMA", '{"properties": {"x": {}}}'),
-        ({"structured_outputs": {"json": '{"b": 2}'}}, "JSON_SCHEMA", '{"b": 2}'),
+        ({"structured_outputs": {"json": POINT}}, "JSON_SCHEMA", '{"properties":{"x":{}}}'),
+        ({"structured_outputs": {"json": '{"b": 2}'}}, "JSON_SCHEMA", '{"b":2}'),
         ({"structured_outputs": {"json_object": True}}, "JSON_SCHEMA", "{}"),
         ({"structured_outputs": {"regex": "a+", "json": None}}, "REGEX", "a+"),
-        ({"structured_outputs": {"choice": ["x", "y"]}}, "CHOICE", '["x", "y"]'),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, "CHOICE", '["x","y"]'),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "LARK", 'start: "a"'),
     ],
 )

@@ -102,8 +102,14 @@ def test_vectors() -> None:
         ({"prompt": "a", 1: 2, "z": 3}, "a prompt of prompt may not also have"),
         ("\ud800", "prompt is not Unicode text"),
         ({"prompt": "\udcff"}, "prompt is not Unicode text"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "a chat must be what JSON can say"),
-        ({"messages": [{"role": "user", "content": object()}]}, "a chat must be what JSON can say"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "messages must be what JSON can say",
+        ),
+        (
+            {"messages": [{"role": "user", "content": object()}]},
+            "messages must be what JSON can say",
+        ),
     ],
 )
 def test_what_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
