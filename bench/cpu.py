@@ -33,6 +33,7 @@ from bench.ceilings import Ceilings, Machine, integer_rate
 from bench.neighbours import fair_share, neighbours
 from bench.random_model import SHAPES, write_random_model
 from bench.random_tokenizer import write_random_tokenizer
+from bench.rows import line, numbers
 from bench.served import Served, served
 from bench.tiers import end_on_sigterm
 from bench.windows import WINDOW, fastest_window
@@ -82,7 +83,7 @@ def main() -> None:
         "machine": platform.machine(),
     }
     for row in rows:
-        print(json.dumps(facts | row) if args.json else _line(row))
+        print(json.dumps(facts | row) if args.json else line(row))
 
 
 def _arguments() -> argparse.Namespace:
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     option("--quantization", choices=["none", "int8", "int4"], default="none")
     option("--kernel-level", choices=LEVEL_NAMES, default="auto")
     option("--kv-cache-dtype", choices=["auto", "bfloat16", "float32"], default="auto")
-    option("--batch", type=_numbers, default=[1], metavar="B[,B…]")
+    option("--batch", type=numbers, default=[1], metavar="B[,B…]")
     option("--context", type=int, default=128, help="tokens before the first decoded one")
     option("--steps", type=int, default=32, help="decode steps per batch")
     option("--prompt", type=int, default=512, help="tokens of the prefill; 0 = none")
@@ -118,14 +119,6 @@ def _server(
         KV_CACHE_DTYPE=args.kv_cache_dtype,
         THREADS=args.threads,
     )
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return "  ".join(f"{name}={value}" for name, value in row.items())
 
 
 class Round(NamedTuple):

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.ceilings import Machine, integer_rate
 from bench.random_model import SHAPES
+from bench.rows import line, numbers
 from worker.arena import PAGE
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.backends.program import Program
@@ -92,14 +93,14 @@ def main() -> None:
         ):
             if wanted(case.name):
                 row = {"rows": rows} | measure(ops, machine, case, batch)
-                print(json.dumps(row) if args.json else _line(row), flush=True)
+                print(json.dumps(row) if args.json else line(row), flush=True)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     option = parser.add_argument
     option("--shape", choices=SHAPES, default="qwen2-1.5b")
-    option("--rows", type=_numbers, default=[1, 8, 16, 512], metavar="N[,N…]")
+    option("--rows", type=numbers, default=[1, 8, 16, 512], metavar="N[,N…]")
     option("--context", type=int, default=2048, help="positions that every row attends to")
     option("--prefill", action="store_true", help="the rows are the tokens of one prompt")
     option("--operator", action="append", default=[], metavar="NAME")
@@ -109,14 +110,6 @@ def _arguments() -> argparse.Namespace:
     option("--threads", type=int, default=0)
     option("--json", action="store_true")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return "  ".join(f"{name}={value}" for name, value in row.items())
 
 
 def batch_of(rows: int, context: int, prefill: bool) -> Batch:

@@ -19,6 +19,7 @@ from bench.peers.hardware import hardware, revision
 from bench.peers.running import Outcome, run
 from bench.peers.table import document
 from bench.random_model import SHAPES, write_random_model
+from bench.rows import numbers
 from bench.tiers import end_on_sigterm
 from worker.kernels.library import default_cache_dir
 
@@ -51,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     option = parser.add_argument
     option("--shape", choices=SHAPES, default="qwen2-1.5b")
     option("--folder", type=Path, help="where the random model is, or goes")
-    option("--batch", type=_numbers, default=[1, 8, 16], metavar="B[,B…]")
+    option("--batch", type=numbers, default=[1, 8, 16], metavar="B[,B…]")
     option("--prefill", type=int, default=512, help="tokens of the prefill; 0 = none")
     option("--context", type=int, default=16, help="tokens before the first decoded one")
     option("--steps", type=int, default=24, help="decode steps per batch")
@@ -69,10 +70,6 @@ def _arguments() -> argparse.Namespace:
     option("--output", type=Path, help="where the page goes")
     option("--prepare", action="store_true", help="convert and load every model, measure nothing")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _chosen(text: str, names: dict[str, str]) -> list[str]:
