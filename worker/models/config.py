@@ -22,6 +22,8 @@ WITH_HEAD = {f"{family}Model": f"{family}ForCausalLM" for family in FAMILIES}
 """A base model saved by itself, as embedding models are."""
 HEAD_DIM = {"Qwen3ForCausalLM": 128}
 """Where the field is left out; in other families a head is its part of the hidden size."""
+WITH_LAYER_TYPES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""These go by `layer_types` and `use_sliding_window`; in others all layers are alike."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("silu", "swish")
 """Two names of one function."""
@@ -125,9 +127,12 @@ def _windows(fields: Fields, architecture: str) -> tuple[int, ...]:
     """`layer_types` decides where it stands; else the layers from `max_window_layers` on slide."""
     num_layers = fields.size("num_hidden_layers")
     kinds = fields.get("layer_types")
-    if kinds is None:
+    if kinds is None or architecture not in WITH_LAYER_TYPES:
         slides = _slides_from(fields, architecture, num_layers)
-        kinds = [SLIDING if i >= slides else FULL for i in range(num_layers)]
+        computed = [SLIDING if i >= slides else FULL for i in range(num_layers)]
+        if kinds not in (None, computed):
+            raise fields.error("layer_types", kinds, f"absent, or {num_layers} of {computed[0]}")
+        kinds = computed
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise fields.error("layer_types", kinds, f"a list of {num_layers}")
     if unknown := sorted({str(kind) for kind in kinds} - {FULL, SLIDING}):
@@ -146,7 +151,10 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
     if architecture in ALWAYS_SLIDING:
         is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
         return num_layers if is_null else 0
-    if not fields.flag("use_sliding_window"):
+    asked = fields.flag("use_sliding_window")
+    if asked and architecture not in WITH_LAYER_TYPES:
+        raise fields.error("use_sliding_window", True, "false")
+    if not asked:
         return num_layers
     if fields.get("max_window_layers") == 0:
         return 0
@@ -161,6 +169,8 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error("quantization_config", method, "absent")
     if fields.flag("use_mrope"):
         raise fields.error("use_mrope", True, "false")
+    if not fields.flag("is_causal", True):  # embedding models whose tokens see those behind them
+        raise fields.error("is_causal", False, "true")
     for name in EXPERTS:
         if fields.get(name):
             raise fields.error(name, fields.get(name), "absent")

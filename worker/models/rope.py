@@ -72,6 +72,16 @@ def _refuse_partial(place: Fields) -> None:
         raise place.error("partial_rotary_factor", part, "1.0")
 
 
+def _original(scaling: Fields, config: Fields, default: int | None = None) -> int:
+    """Return the length before the scaling: it may stand beside it, as a field of the config."""
+    name = "original_max_position_embeddings"
+    outer = config.size(name, 0)
+    inner = scaling.size(name, outer or default)
+    if outer and outer != inner:  # some go by this one, others by that
+        raise config.error(name, outer, f"absent, or {inner} as beside the factor")
+    return inner
+
+
 def _plain(theta: float, head_dim: int) -> tuple[float, ...]:
     return tuple(1.0 / theta ** (i / head_dim) for i in range(0, head_dim, 2))
 
@@ -88,7 +98,7 @@ def _linear(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fie
 def _llama3(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
     factor = scaling.number("factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    original = scaling.size("original_max_position_embeddings")
+    original = _original(scaling, config)
     if high <= low:
         raise scaling.error("high_freq_factor", high, f"more than low_freq_factor, {low}")
 
@@ -102,7 +112,7 @@ def _llama3(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fie
 
 def _yarn(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
     trained = config.size("max_position_embeddings")
-    original = scaling.size("original_max_position_embeddings", trained)
+    original = _original(scaling, config, trained)
     factor = scaling.number("factor", trained / original)
     num_pairs = len(plain)
 
@@ -112,7 +122,7 @@ def _yarn(scaling: Fields, plain: tuple[float, ...], theta: float, config: Field
 
     first = dimension(scaling.number("beta_fast", 32.0))
     last = dimension(scaling.number("beta_slow", 1.0))
-    if scaling.flag("truncate", True):
+    if scaling.flag("truncate", not scaling.has("truncate")):  # null is no, as in the source
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
     width = last - first or 0.001

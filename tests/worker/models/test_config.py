@@ -64,6 +64,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
         {"layer_types": TYPES, "sliding_window": 8},
         {"layer_types": TYPES, "sliding_window": 8, "use_sliding_window": False},
         {"use_mrope": True},
+        {"is_causal": False},
         {"partial_rotary_factor": 0.5},
         {"num_experts": 8},
         {"rope_theta": 1.0},
@@ -174,6 +175,40 @@ def test_windows(tmp_path: Path) -> None:
     assert read(tmp_path, **mistral, sliding_window=4).windows == (4, 4)
     assert read(tmp_path, **mistral, sliding_window=None).windows == (0, 0)
     assert read(tmp_path, **mistral).windows == (4096, 4096)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_layers_that_are_all_alike_may_say_so_and_nothing_else(tmp_path: Path, family: str) -> None:
+    changes = {"architectures": [f"{family}ForCausalLM"], "sliding_window": 8}
+    plain = read(tmp_path, **changes)
+    same, other = ("sliding", "full") if family == "Mistral" else ("full", "sliding")
+    assert read(tmp_path, **changes, layer_types=[f"{same}_attention"] * 2) == plain
+    for kinds in ([f"{other}_attention"] * 2, TYPES):
+        with pytest.raises(ModelFolderError, match=f"layer_types is .* absent, or 2 of {same}_"):
+            read(tmp_path, **changes, layer_types=kinds)
+
+
+def test_a_family_without_windows_is_not_asked_for_one(tmp_path: Path) -> None:
+    llama = {"architectures": ["LlamaForCausalLM"], "sliding_window": 8, "max_window_layers": 0}
+    assert read(tmp_path, **llama).windows == (0, 0)
+    with pytest.raises(ModelFolderError, match="config.json: use_sliding_window is True"):
+        read(tmp_path, **llama, use_sliding_window=True)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_the_length_before_the_scaling_may_stand_beside_it(tmp_path: Path, kind: str) -> None:
+    field, ramp = "original_max_position_embeddings", {"low_freq_factor": 1, "high_freq_factor": 4}
+    scaling = {"rope_type": kind, "factor": 4.0} | (ramp if kind == "llama3" else {})
+    inside = read(tmp_path, rope_scaling=scaling | {field: 64})
+    assert read(tmp_path, rope_scaling=scaling, **{field: 64}) == inside
+    assert read(tmp_path, rope_scaling=scaling | {field: 64}, **{field: 64}) == inside
+    with pytest.raises(ModelFolderError, match=f"config.json: {field} is 32, allowed: absent, or"):
+        read(tmp_path, rope_scaling=scaling | {field: 64}, **{field: 32})
+
+
+def test_a_truncate_of_null_is_no(tmp_path: Path) -> None:
+    null, no = (read(tmp_path, rope_scaling=YARN | {"truncate": one}) for one in (None, False))
+    assert null == no != read(tmp_path, rope_scaling=YARN)
 
 
 def test_yarn_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
