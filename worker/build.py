@@ -36,7 +36,7 @@ from worker.memory import DeviceMemory, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import Decoder, may_ignore, shapes
+from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
 from worker.weights import FolderWeights
@@ -329,7 +329,13 @@ def fingerprint_folder(folder: Path) -> str:
 
 def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderWeights:
     expected = shapes(config, _wiring(folder, config))
-    return FolderWeights(folder, expected, may_ignore(config), as_stored)
+    weights = FolderWeights(folder, expected, may_ignore(config), as_stored)
+    if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
+        # Some would compute with the one, some with the other.
+        raise ModelFolderError(
+            f"{folder}: {HEAD} differs from {EMBEDDING}, config.json: tie_word_embeddings is True"
+        )
+    return weights
 
 
 def _wiring(folder: Path, config: ModelConfig) -> Wiring:

@@ -21,6 +21,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 BASE = "model."  # before the tensors of the model without its head
 SAMPLE_BYTES = 4096
+STRIP_ROWS = 1024
 
 
 class FolderWeights:
@@ -57,6 +58,21 @@ class FolderWeights:
         """Return tensor `name`; views into the file where that is possible."""
         home = self._homes[name]
         return home.read_stored(name) if self._as_stored else home.read(name)
+
+    def differ(self, name: str, other: str) -> bool:
+        """Return whether the folder has both tensors, and they are not the same."""
+        if not {name, other} <= self._homes.keys():
+            return False
+        left, right = (self._homes[one].read_stored(one) for one in (name, other))
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return True
+        strips = range(0, len(left), STRIP_ROWS)
+        found = any(
+            left[i : i + STRIP_ROWS].tobytes() != right[i : i + STRIP_ROWS].tobytes()
+            for i in strips
+        )
+        self.let_go()
+        return found
 
     def find_not_finite(self) -> str:
         """Return a tensor that holds what is no finite number, with its file; "" without one."""

@@ -240,6 +240,16 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_tied_folder_with_a_head_of_its_own_is_refused(tmp_path: Path, num_shards: int) -> None:
+    folder = write_folder(tmp_path / "m", num_shards=num_shards, tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    for check in (load_model, describe_folder):
+        with pytest.raises(ModelFolderError, match="lm_head.weight differs .* tie_word_embeddings"):
+            check(folder)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("head", [False, True])
 def test_a_base_model_saved_by_itself_has_shorter_names(
     tmp_path: Path, num_shards: int, head: bool
