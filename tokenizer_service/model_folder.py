@@ -17,6 +17,8 @@ from protos.limits import LIMITS, MAX_U32, violation
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 POOLING_FIELDS = {"pooling_mode_lasttoken": LAST, "pooling_mode_mean_tokens": MEAN}
+POOLING_MODES = {"lasttoken": LAST, "mean": MEAN}
+"""Newer spelling: the value of `pooling_mode`, which counts before the fields of the older one."""
 TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -85,8 +87,15 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
 def pooling(path: Path) -> Pooling:
     """Return which state of a text is its embedding, as sentence-transformers saves it."""
     found = LAST
+    for file in path.glob("*_Dense/config.json"):
+        raise ModelFolderError(f"{file}: a layer behind the pooling is not computed here")
     for file in path.glob("*_Pooling/config.json"):
         place = read_object(file)
+        if (mode := place.text("pooling_mode")) in POOLING_MODES:
+            found = POOLING_MODES[mode]
+            continue
+        if mode:
+            raise place.error("pooling_mode", mode, ", ".join(POOLING_MODES))
         modes = sorted(name for name in place.names() if name.startswith("pooling_mode_"))
         chosen = [mode for mode in modes if place.flag(mode)]
         if len(chosen) != 1 or chosen[0] not in POOLING_FIELDS:

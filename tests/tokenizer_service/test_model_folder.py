@@ -60,10 +60,12 @@ def test_a_path_for_a_name_stands_for_its_end(tmp_path: Path, told: str, name: s
         (None, LAST),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, LAST),
         ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, MEAN),
+        ({"pooling_mode": "lasttoken", "include_prompt": True}, LAST),
+        ({"pooling_mode": "mean", "pooling_mode_lasttoken": True}, MEAN),
     ],
 )
 def test_what_sentence_transformers_takes_for_an_embedding(
-    tmp_path: Path, fields: dict[str, bool] | None, found: int
+    tmp_path: Path, fields: dict[str, Any] | None, found: int
 ) -> None:
     if fields is not None:
         write_pooling(tmp_path, fields)
@@ -77,19 +79,29 @@ def test_what_sentence_transformers_takes_for_an_embedding(
         {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},
         {"pooling_mode_mean_tokens": False},
         {"pooling_mode_mean_tokens": 1},
+        {"pooling_mode": "cls"},
+        {"pooling_mode": ["mean", "lasttoken"]},
     ],
 )
 def test_an_embedding_that_nobody_computes_is_refused(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     write_pooling(tmp_path, fields)
-    with pytest.raises(ModelFolderError, match="1_Pooling/config.json: pooling_mode_"):
+    with pytest.raises(ModelFolderError, match="1_Pooling/config.json: pooling_mode"):
         read_model_folder(tmp_path)
 
 
 def write_pooling(folder: Path, fields: dict[str, Any]) -> None:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+
+
+def test_an_embedding_that_goes_through_a_layer_more_is_refused(tmp_path: Path) -> None:
+    write_pooling(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / "2_Dense").mkdir()
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps({"out_features": 8}))
+    with pytest.raises(ModelFolderError, match="2_Dense/config.json: a layer behind the pooling"):
+        read_model_folder(tmp_path)
 
 
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
