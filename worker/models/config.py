@@ -22,8 +22,8 @@ WITH_HEAD = {f"{family}Model": f"{family}ForCausalLM" for family in FAMILIES}
 """A base model saved by itself, as embedding models are."""
 HEAD_DIM = {"Qwen3ForCausalLM": 128}
 """Where the field is left out; in other families a head is its part of the hidden size."""
-WITH_LAYER_TYPES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""These go by `layer_types` and `use_sliding_window`; in others all layers are alike."""
+UNIFORM = ("LlamaForCausalLM", "MistralForCausalLM")
+"""All layers are alike, whatever `layer_types` and `use_sliding_window` say in other families."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("silu", "swish")
 """Two names of one function."""
@@ -127,7 +127,7 @@ def _windows(fields: Fields, architecture: str) -> tuple[int, ...]:
     """`layer_types` decides where it stands; else the layers from `max_window_layers` on slide."""
     num_layers = fields.size("num_hidden_layers")
     kinds = fields.get("layer_types")
-    if kinds is None or architecture not in WITH_LAYER_TYPES:
+    if kinds is None or architecture in UNIFORM:
         slides = _slides_from(fields, architecture, num_layers)
         computed = [SLIDING if i >= slides else FULL for i in range(num_layers)]
         if kinds not in (None, computed):
@@ -152,7 +152,7 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
         is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
         return num_layers if is_null else 0
     asked = fields.flag("use_sliding_window")
-    if asked and architecture not in WITH_LAYER_TYPES:
+    if asked and architecture in UNIFORM:
         raise fields.error("use_sliding_window", True, "false")
     if not asked:
         return num_layers
