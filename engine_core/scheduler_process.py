@@ -83,6 +83,7 @@ def main(argument: str) -> int:
         front.send(ReplicaLost(str(error)))
         return 1
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front ends whom it hears is lost
         workers.close()
         front.close()
         context.term()

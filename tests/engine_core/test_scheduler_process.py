@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from engine_core.scheduler_process import SchedulerConfig, new_scheduler
+from engine_core import scheduler_process
+from engine_core.front_link import ZmqFrontLink
+from engine_core.loop import WorkerLost
+from engine_core.scheduler_process import SchedulerConfig, main, new_scheduler
 from protos.worker import ModelFacts
 
 
@@ -36,3 +43,34 @@ def test_a_length_that_is_not_served_is_told(
             f"max_model_len is {asked}, served are {served} tokens: the model has 512 positions, "
             f"the KV cache room for {num_blocks * 16}"
         ]
+
+
+@pytest.fixture
+def our_signals() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("our_signals")
+def test_a_stop_during_the_end_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front sends SIGTERM as soon as it hears ReplicaLost: often in the middle of the end."""
+    close = ZmqFrontLink.close
+
+    def lose(*_: object) -> None:
+        raise WorkerLost("rank 0 disconnected")
+
+    def stop_and_close(link: ZmqFrontLink) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(link)
+
+    monkeypatch.setattr(scheduler_process, "die_with_parent", lambda _: None)
+    monkeypatch.setattr(scheduler_process, "serve", lose)
+    monkeypatch.setattr("common.logs.setup", lambda *_: None)
+    monkeypatch.setattr(ZmqFrontLink, "close", stop_and_close)
+    asked = msgspec.structs.replace(
+        config(0), front_address="inproc://front", worker_host="127.0.0.1"
+    )
+    assert main(msgspec.json.encode(asked).decode()) == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # also while Python itself ends
