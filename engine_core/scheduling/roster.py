@@ -78,6 +78,8 @@ class Roster:
 
     def enter(self, sequence: Sequence) -> None:
         """Take in a new sequence; it waits."""
+        if not self._sessions:
+            self.tally.awoke(sequence.request.arrival)
         self._sessions.setdefault(sequence.session, {})[sequence.slot] = sequence
         self.tenants[sequence.tenant] += 1
         self.waiting.add(sequence)

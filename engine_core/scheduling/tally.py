@@ -47,6 +47,11 @@ class Tally:
         self.num_host_hits += num_good
         self.num_host_losses += num_lost
 
+    def awoke(self, now: float) -> None:
+        """Somebody is there again: the time in which nobody was drained no queue."""
+        if self._last_end is not None:
+            self._last_end = max(self._last_end, now)
+
     def finished(self, now: float) -> None:
         """Note an end; the mean time between two ends is the rate at which the queue drains."""
         if self._last_end is not None:

@@ -79,6 +79,18 @@ def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     assert later["estimated_start_s"] == 3.0, "a seat is free every three seconds"
 
 
+def test_a_quiet_hour_makes_no_estimate_longer(scheduler: Scheduler) -> None:
+    for at in (0.0, 3600.0):
+        for slot in (1, 2, 3):
+            scheduler.add(add(slot, [slot] * 9, tenant="a"), at)
+        for slot in (1, 2, 3):
+            scheduler.abort(1, slot, at + 2.0 * slot)
+    scheduler.add(add(1, [7] * 9, tenant="a"), 3610.0)
+    step(scheduler, 7)
+    (later,) = ask(scheduler, "explain", token_ids=[8] * 9, max_tokens=9, tenant="a")["replicas"]
+    assert later["estimated_start_s"] == pytest.approx(2.0)
+
+
 def test_why_a_request_would_be_refused(scheduler: Scheduler) -> None:
     (row,) = ask(scheduler, "explain", token_ids=[1] * 40, max_tokens=9)["replicas"]
     assert row["refused"]["code"] == "kv_cache_too_small"
