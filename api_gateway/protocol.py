@@ -1,18 +1,24 @@
 """The server's HTTP protocol with bounds: how large a head may be, how long it may take to come.
 
-uvicorn alone has neither: a head that never ends would be gathered for ever.
+uvicorn alone has neither: a head that never ends would be gathered for ever. It also sends chunks
+to clients of HTTP/1.0, which know none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
-from api_gateway.asgi import new_request_id
+from api_gateway.asgi import Message, new_request_id
 from api_gateway.errors import HeadTooLarge, error_object
 from common.errors import InvalidRequest, ServiceError
 from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
@@ -100,6 +106,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_too_large = True
             raise HeadLimit  # the parser gives it to data_received as an error of its own
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = partial(send_without_chunks, self.cycle)  # type: ignore[method-assign]
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request in the words of every other error, and close."""
@@ -125,6 +133,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+async def send_without_chunks(cycle: RequestResponseCycle, message: Message) -> None:
+    """Send to a client of HTTP/1.0, which would take the frames of chunks for text.
+
+    A reply without a length ends with its connection (RFC 9112 §6.1, §6.3); the server counts
+    against a length all the same, so it is told that of each piece.
+    """
+    if message["type"] == "http.response.start":
+        if all(name != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif cycle.chunked_encoding is False and cycle.expected_content_length == 0:
+        cycle.expected_content_length = len(message["body"])
+    await RequestResponseCycle.send(cycle, message)  # type: ignore[arg-type]
 
 
 def begun(data: bytes, what: bytes) -> int:

@@ -126,3 +126,24 @@ async def test_what_comes_behind_an_answer_does_not_keep_the_connection(
     async with asyncio.timeout(5):
         await reader.read()
     writer.close()
+
+
+async def test_a_stream_to_http_1_0_has_no_chunks(served: Served) -> None:
+    """ApacheBench and proxies of that version would take the frames for text."""
+    _, http = served
+    body = json.dumps(completion(stream=True)).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head, _, events = (await talk(http, head + body)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    *frames, end = events.split(b"\n\n")
+    assert end == b"" and frames[-1] == b"data: [DONE]" and len(frames) > 2
+    assert all(frame.startswith(b"data: ") for frame in frames)
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_whole_reply_to_http_1_0_has_its_length(served: Served, method: bytes) -> None:
+    _, http = served
+    reply = await talk(http, method + b" /v1/models HTTP/1.0\r\n\r\n")
+    head, _, body = reply.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    assert len(body) == (length if method == b"GET" else 0) and length > 0
