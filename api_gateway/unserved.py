@@ -22,19 +22,29 @@ ROUTING: dict[str, tuple[Any, ...]] = {
 }
 COMMON: dict[str, tuple[Any, ...]] = {
     **ROUTING,
+    "best_of": (None, 1),
+    "custom_params": _EMPTY,
     "early_stopping": _OFF,
+    "ebnf": _NOTHING,
     "grammar": _NOTHING,
     "guided_choice": _NOTHING,
+    "guided_decoding_backend": _NOTHING,
     "guided_grammar": _NOTHING,
     "guided_json": _NOTHING,
     "guided_regex": _NOTHING,
+    "guided_whitespace_pattern": _NOTHING,
     "kv_transfer_params": _NOTHING,
     "length_penalty": (None, 1, 1.0),
     "logits_processors": _EMPTY,
     "lora": _NOTHING,
+    "lora_path": _NOTHING,
+    "no_stop_trim": _OFF,
+    "regex": _NOTHING,
+    "return_tokens_as_token_ids": _OFF,
     "spaces_between_special_tokens": (None, True),
     "store": _OFF,
     "use_beam_search": _OFF,
+    "vllm_xargs": _EMPTY,
 }
 CHAT: dict[str, tuple[Any, ...]] = {
     **COMMON,
@@ -45,6 +55,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "echo": _OFF,
     "function_call": (None, "none"),
     "functions": _EMPTY,
+    "mm_processor_kwargs": _EMPTY,
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
@@ -57,7 +68,6 @@ CHAT: dict[str, tuple[Any, ...]] = {
 COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
     "add_special_tokens": (None, True),
-    "best_of": (None, 1),
     "prompt_embeds": _NOTHING,
     "suffix": (None, ""),
 }

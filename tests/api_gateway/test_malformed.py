@@ -254,6 +254,8 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(truncate_prompt_tokens=4), "truncate_prompt_tokens"),
     (COMPLETIONS, completion(best_of=2), "best_of"),
     (COMPLETIONS, completion(best_of=True), "best_of"),
+    (CHAT, chat(best_of=2), "best_of"),
+    (COMPLETIONS, completion(regex="a"), "regex"),
     (COMPLETIONS, completion(suffix="x"), "suffix"),
 ]  # fmt: skip
 
@@ -335,6 +337,10 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 5, "stop": [], "logit_bias": {"5": -100}}),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "x": 1.5}, "service_tier": "auto"}),
     (COMPLETIONS, {"echo": False, "best_of": 1, "suffix": None, "add_special_tokens": True}),
+    (CHAT, {"best_of": 1, "return_tokens_as_token_ids": False, "mm_processor_kwargs": None}),
+    (CHAT, {"guided_decoding_backend": None, "guided_whitespace_pattern": None, "vllm_xargs": {}}),
+    (COMPLETIONS, {"regex": None, "ebnf": None, "lora_path": None, "custom_params": None}),
+    (COMPLETIONS, {"no_stop_trim": False, "return_tokens_as_token_ids": None}),
     (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 0, "max_tokens": 1, "top_p": 1}),
 ]
 
