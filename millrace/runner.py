@@ -77,8 +77,8 @@ class Runner:
             await self._supervisor.stop(hurry)
             child.kill_marked(self._run)
             guard.communicate()
+            self._console.say("stopped")  # `logs --follow` reads on until nothing runs
             self._folder.forget()
-            self._console.say("stopped")
             self._console.close()
 
     async def _until(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> int:
