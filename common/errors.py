@@ -106,11 +106,9 @@ BY_KIND: dict[str, type[ServiceError]] = {
 
 def from_detail(detail: Any) -> ServiceError:
     """Rebuild the exception from any object with the fields of `ErrorDetail`."""
-    cls = BY_KIND.get(detail.kind, Internal)
-    retry_after_s = detail.retry_after_ms / 1000 or None
-    return cls(
+    return BY_KIND.get(detail.kind, Internal)(
         detail.message,
         param=detail.param or None,
         code=detail.code or None,
-        retry_after_s=retry_after_s,
+        retry_after_s=detail.retry_after_ms / 1000 or None,
     )

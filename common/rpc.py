@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from common.addresses import joined
 from common.errors import PortTaken
 
+log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 2**20
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -30,8 +32,7 @@ OPTIONS = [
 async def resolve(addresses: str) -> set[str]:
     """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas.
 
-    Names are asked for IPv4. An IPv6 address is written in brackets. What cannot be resolved now is
-    left out: whoever asks asks again.
+    Names are asked for IPv4, IPv6 stands in brackets. What has no address just now is left out.
     """
     loop = asyncio.get_running_loop()
     found: set[str] = set()
@@ -40,8 +41,10 @@ async def resolve(addresses: str) -> set[str]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
-        except (OSError, UnicodeError):
-            continue  # no replica yet, and so no name; or no file is left to ask through
+        except (OSError, UnicodeError) as error:
+            if not isinstance(error, socket.gaierror):  # that one: no replica yet, and so no name
+                log.warning("cannot resolve", extra={"address": address, "error": error})
+            continue
         found |= {joined(*row[4][:2]) for row in rows}
     return found
 
@@ -56,8 +59,7 @@ async def start_server(server: grpc.aio.Server, address: str) -> int:
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:  # it does not say why
-        why = "the port is taken, or the host is none of this machine's"
-        raise PortTaken(f"{address} cannot be listened on: {why}") from error
+        raise PortTaken(f"{address} cannot be listened on: taken, or none of this host") from error
     await server.start()
     return port
 

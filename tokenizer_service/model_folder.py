@@ -91,11 +91,11 @@ def pooling(path: Path) -> Pooling:
         raise ModelFolderError(f"{file}: a layer behind the pooling is not computed here")
     for file in path.glob("*_Pooling/config.json"):
         place = read_object(file)
-        if (mode := place.text("pooling_mode")) in POOLING_MODES:
+        if mode := place.text("pooling_mode"):
+            if mode not in POOLING_MODES:
+                raise place.error("pooling_mode", mode, ", ".join(POOLING_MODES))
             found = POOLING_MODES[mode]
             continue
-        if mode:
-            raise place.error("pooling_mode", mode, ", ".join(POOLING_MODES))
         modes = sorted(name for name in place.names() if name.startswith("pooling_mode_"))
         chosen = [mode for mode in modes if place.flag(mode)]
         if len(chosen) != 1 or chosen[0] not in POOLING_FIELDS:

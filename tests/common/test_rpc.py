@@ -49,7 +49,7 @@ async def test_addresses_are_resolved_to_every_replica() -> None:
 
 
 async def test_an_address_that_cannot_be_resolved_now_takes_no_other_with_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask = socket.getaddrinfo
 
@@ -60,3 +60,5 @@ async def test_an_address_that_cannot_be_resolved_now_takes_no_other_with_it(
 
     monkeypatch.setattr(socket, "getaddrinfo", without_files)
     assert await rpc.resolve("replicas:71,a..b:72,127.0.0.1:73") == {"127.0.0.1:73"}
+    told = [vars(record)["address"] for record in caplog.records]
+    assert told == ["replicas:71", "a..b:72"]
