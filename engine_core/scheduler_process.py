@@ -123,6 +123,7 @@ def new_scheduler(
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,
+        has_head=facts.has_head,
     )
     if scheduler.max_model_len < config.max_model_len:
         log.warning(

@@ -184,6 +184,7 @@ class EngineThread:
             ),
             prefix_key=model_key(facts),
             layout=facts.layout,
+            has_head=facts.has_head,
         )
         state = EngineState(
             engine=Bridge.name,

@@ -134,6 +134,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """block, slot (a block is one cell) or static."""
     host_blocks: int = 0
     """Evicted blocks that this worker keeps in host memory."""
+    has_head: bool = True
+    """False: the model embeds and cannot say what comes next."""
 
 
 class ReplicaReady(Message, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from millrace.async_llm import MAX_IN_FLIGHT
 from millrace.cli import main
 from millrace.project import DEMO_MODEL
 from tests.conftest import ROOT
+from tests.support.model_folders import without_prefix, write_safetensors
 from tests.support.tiny_model import write_tiny_model
 
 KV_CACHE_MEMORY = "8MiB"
@@ -287,6 +289,23 @@ def test_a_bad_schema_is_blamed_on_the_field_it_stands_in(llm: LLM) -> None:
 def test_an_empty_text_of_a_vector_is_an_empty_input(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="the input is empty"):
         llm.embed("")
+
+
+def test_a_model_without_a_head_embeds_and_says_nothing(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(tiny, folder)
+    config = json.loads((tiny / "config.json").read_text())
+    config |= {"architectures": ["Qwen2Model"], "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", without_prefix(tiny))
+    with (
+        LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as whole,
+        LLM(folder, kv_cache_memory=KV_CACHE_MEMORY) as base,
+    ):
+        assert base.embed("one two")[0].embedding == whole.embed("one two")[0].embedding
+        with pytest.raises(InvalidRequest, match="serves embeddings, and no text") as refused:
+            base.generate("one")
+    assert refused.value.param == "model"
 
 
 def test_a_folder_that_cannot_be_named_is_refused() -> None:

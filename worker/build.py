@@ -39,7 +39,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
-from worker.weights import FolderWeights
+from worker.weights import FolderWeights, is_bare
 
 MAX_UBATCH_TOKENS = 2048
 MAX_ROWS = 512
@@ -143,6 +143,7 @@ class LoadedModel:
             max_blocks=kv_cache_bytes // one,
             layout=self.layout,
             host_blocks=self.host_blocks,
+            has_head=self.config.has_head,
         )
 
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
@@ -245,7 +246,7 @@ def load_model(
         raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) to {MAX_THREADS}")
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
-    config = read_config(folder)
+    config = _config(folder)
     wiring = _wiring(folder, config)
     wanted = config.dtype if dtype == "auto" else dtype
     backend: Choice
@@ -290,7 +291,7 @@ def _check_heads(folder: Path, config: ModelConfig, backend: CpuChoice) -> None:
 
 def describe_folder(folder: Path) -> str:
     """Check the whole folder without loading it and say what it holds; raise ModelFolderError."""
-    config = read_config(folder)
+    config = _config(folder)
     wiring = _wiring(folder, config)
     _open(folder, config)
     size = sum(prod(shape) for shape in shapes(config, wiring).values()) / 1e6
@@ -298,7 +299,8 @@ def describe_folder(folder: Path) -> str:
     windows = f", {sliding} of {config.num_layers} layers slide" if sliding else ""
     wide = f", heads of {config.head_dim} need kernel_level reference"
     heads = wide if config.head_dim > MAX_HEAD_DIM else ""
-    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}{heads}"
+    use = "" if config.has_head else ", no lm_head: embeddings only"
+    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}{heads}{use}"
 
 
 @contextmanager
@@ -324,7 +326,15 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
 
 def fingerprint_folder(folder: Path) -> str:
     """Check the whole folder without loading it and return its hash; raise ModelFolderError."""
-    return _open(folder, read_config(folder)).fingerprint()
+    return _open(folder, _config(folder)).fingerprint()
+
+
+def _config(folder: Path) -> ModelConfig:
+    """Read config.json; an untied model without a head embeds, its table stands in for the head."""
+    config = read_config(folder)
+    if config.tie_word_embeddings or not is_bare(folder):
+        return config
+    return replace(config, tie_word_embeddings=True, has_head=False)
 
 
 def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderWeights:

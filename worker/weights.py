@@ -102,6 +102,12 @@ class FolderWeights:
         return digest.hexdigest()[:16]
 
 
+def is_bare(folder: Path) -> bool:
+    """Return whether the folder holds a base model by itself, without a head."""
+    names = _open(folder).keys()
+    return not any(name.startswith((BASE, "lm_head.")) for name in names)
+
+
 def _open(folder: Path) -> dict[str, SafetensorsFile]:
     """Return the file that holds each tensor.
 

@@ -27,6 +27,7 @@ class Facts(NamedTuple):
     kv_capacity_tokens: int
     block_size: int
     layout: str
+    has_head: bool = True
 
     @property
     def max_total(self) -> int:
@@ -41,7 +42,7 @@ def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
     """
     if add.attempt >= MAX_ATTEMPTS:
         raise Refused(_given_up(add.attempt))
-    for problem in _wrong_numbers(add):
+    for problem in _wrong_numbers(add, facts):
         raise Refused(problem)
     for problem in _wrong_shift(add.limits, facts):
         raise Refused(problem)
@@ -104,9 +105,9 @@ def _invalid(message: str, param: str, code: str = "") -> Problem:
     return Problem("InvalidRequest", message, param, code)
 
 
-def _wrong_numbers(add: Add) -> Iterator[Problem]:
+def _wrong_numbers(add: Add, facts: Facts) -> Iterator[Problem]:
     limits = add.limits
-    yield from _wrong_kind(limits)
+    yield from _wrong_kind(limits, facts)
     for name, value in _bounded(limits):
         if why := violation(name, value):
             yield _invalid(why, name)
@@ -127,9 +128,12 @@ def _wrong_numbers(add: Add) -> Iterator[Problem]:
         yield _invalid("token ids must be columns of 32-bit values", "prompt_token_ids")
 
 
-def _wrong_kind(limits: Limits) -> Iterator[Problem]:
+def _wrong_kind(limits: Limits, facts: Facts) -> Iterator[Problem]:
     if limits.kind not in ("generate", "embed", "score"):
         yield _invalid(f"this engine generates, embeds and scores; not {limits.kind}", "kind")
+    if limits.kind != "embed" and not facts.has_head:
+        why = "this model has no head (lm_head.weight): it serves embeddings, and no text"
+        yield _invalid(why, "model", "model_embeds_only")
     if limits.kind == "embed" and limits.n != 1:
         yield _invalid(f"an embedding has one choice, n is {limits.n}", "n")
     if limits.pooling not in ("last", "mean"):

@@ -11,6 +11,7 @@ import numpy as np
 from worker.models import ARCHITECTURES
 from worker.models.config import read_config
 from worker.models.decoder import shapes
+from worker.safetensors import SafetensorsFile
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -59,6 +60,12 @@ def encoded(array: np.ndarray[Any, Any], dtype: str) -> bytes:
     bits = values.view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return (rounded >> 16).astype(np.uint16).tobytes()
+
+
+def without_prefix(folder: Path) -> Tensors:
+    """Return the tensors of one file, named as in a base model saved by itself."""
+    file = SafetensorsFile(folder / "model.safetensors")
+    return {name.removeprefix("model."): file.read(name).copy() for name in file.tensors}
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int) -> Tensors:

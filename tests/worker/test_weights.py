@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from common.model_folder import ModelFolderError
-from tests.support.model_folders import encoded, write_folder, write_safetensors, write_shards
+from tests.support.model_folders import (
+    encoded,
+    without_prefix,
+    write_folder,
+    write_safetensors,
+    write_shards,
+)
 from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
@@ -258,8 +264,7 @@ def test_a_base_model_saved_by_itself_has_shorter_names(
     base = write_folder(
         tmp_path / "base", architectures=["Qwen2Model"], tie_word_embeddings=not head
     )
-    file = SafetensorsFile(base / "model.safetensors")
-    tensors = {name.removeprefix("model."): file.read(name).copy() for name in file.tensors}
+    tensors = without_prefix(base)
     write_safetensors(base / "model.safetensors", tensors)
     if num_shards > 1:
         (base / "model.safetensors").unlink()
@@ -268,6 +273,20 @@ def test_a_base_model_saved_by_itself_has_shorter_names(
     ours, theirs = weights_of(base), weights_of(whole)
     for name in (NORM, "model.layers.0.self_attn.q_proj.weight", *["lm_head.weight"] * head):
         np.testing.assert_array_equal(ours.read(name), theirs.read(name))
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_an_untied_base_model_has_no_head(tmp_path: Path, num_shards: int) -> None:
+    folder = write_folder(tmp_path / "m")
+    tensors = without_prefix(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ModelFolderError, match="missing tensors: lm_head.weight"):
+        load_model(folder)
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, tensors, "F32", num_shards)
+    assert not load_model(folder).facts(1 << 20).has_head
+    assert "embeddings only" in describe_folder(folder)
 
 
 def test_the_hash_tells_folders_apart(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     dtype: str
+    has_head: bool = True
+    """False: what a folder holds is a base model whose head is not the embedding."""
 
     @property
     def q_size(self) -> int:
