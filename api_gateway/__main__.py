@@ -17,8 +17,10 @@ import uvloop
 
 from api_gateway.admission import Admission
 from api_gateway.app import App, Endpoints, Hook, routes
+from api_gateway.asgi import Application
 from api_gateway.auth import KeyFile, OpenDoor
 from api_gateway.clients import TextClients
+from api_gateway.cors import Cors
 from api_gateway.door import Door
 from api_gateway.endpoints.cache import Cache
 from api_gateway.endpoints.chat import ChatCompletions
@@ -64,6 +66,7 @@ class Gateway:
         self.keys = keys_of(settings)
         self.metrics.watch_line(self.clients)
         self.metrics.add_vllm_names()
+        self._origins = settings.allowed_origins
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
         calls = TextCalls(self.clients)
@@ -84,7 +87,7 @@ class Gateway:
             ui=UiFiles(),
         )
 
-    def app(self, started: Hook | None = None) -> App:
+    def app(self, started: Hook | None = None) -> Application:
         """Return the ASGI application; its lifespan starts and stops the gateway."""
 
         async def start() -> None:
@@ -92,7 +95,9 @@ class Gateway:
             if started is not None:
                 await started()
 
-        return App(Router(routes(self.endpoints)), self.keys, self.metrics, start, self.stop)
+        router = Router(routes(self.endpoints))
+        app = App(router, self.keys, self.metrics, start, self.stop)
+        return Cors(app, self._origins) if self._origins else app
 
     async def start(self) -> None:
         await self.clients.start()
@@ -124,7 +129,7 @@ def keys_of(settings: Settings) -> KeyFile | OpenDoor:
     return OpenDoor()
 
 
-def configure(app: App) -> uvicorn.Config:
+def configure(app: Application) -> uvicorn.Config:
     """Return uvicorn's configuration: the fast parts, none of the talkative ones."""
     return uvicorn.Config(
         app,

@@ -9,6 +9,9 @@ from msgspec import Meta
 
 from common.settings import ADDRESSES
 
+_ORIGIN = r"(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s,/]+/?)"
+ORIGINS = rf"^\s*({_ORIGIN}(\s*,\s*{_ORIGIN})*)?\s*$"
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Read by common.settings.load(Settings, "gateway")."""
@@ -36,6 +39,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description="key of the tenants' prefix cache salts, the same for all gateways; "
             "empty = a fixed public one: still one salt per tenant, but guessable"
+        ),
+    ] = ""
+    allowed_origins: Annotated[
+        str,
+        Meta(
+            description="comma list of origins whose pages may call from a browser (CORS), "
+            "such as https://chat.example, or *; empty = none",
+            pattern=ORIGINS,
         ),
     ] = ""
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 4 * 2**20

@@ -120,10 +120,10 @@ def new_scheduler(
             max_waiting=config.max_waiting,
             tenants=config.tenants,
             host_blocks=host_blocks,
+            has_head=facts.has_head,
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,
-        has_head=facts.has_head,
     )
     if scheduler.max_model_len < config.max_model_len:
         log.warning(

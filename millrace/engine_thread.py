@@ -180,11 +180,14 @@ class EngineThread:
             vocab_size=facts.vocab_size,
             max_model_len=self._max_model_len,
             bounds=Bounds(
-                MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING, host_blocks=facts.host_blocks
+                MAX_NUM_SEQS,
+                MAX_NUM_BATCHED_TOKENS,
+                MAX_WAITING,
+                host_blocks=facts.host_blocks,
+                has_head=facts.has_head,
             ),
             prefix_key=model_key(facts),
             layout=facts.layout,
-            has_head=facts.has_head,
         )
         state = EngineState(
             engine=Bridge.name,

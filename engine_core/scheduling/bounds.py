@@ -27,7 +27,7 @@ class TenantLimits(msgspec.Struct, frozen=True):
 
 
 class Bounds(NamedTuple):
-    """Settings of a scheduler that are the same for every model."""
+    """What a scheduler may do: its settings, and what its workers can."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -36,6 +36,8 @@ class Bounds(NamedTuple):
     """By name; `OTHERS` for those that are not named."""
     host_blocks: int = 0
     """Evicted blocks that the workers keep in host memory."""
+    has_head: bool = True
+    """Without one a model embeds and writes no text."""
 
     def of(self, tenant: str) -> TenantLimits:
         """Return what `tenant` may have."""

@@ -48,7 +48,6 @@ class Scheduler:
         bounds: Bounds,
         prefix_key: bytes | None,
         layout: str = "block",
-        has_head: bool = True,
         propose: Proposer | None = None,
     ) -> None:
         """`prefix_key` names the model in the keys of the prefix cache; None = no such cache.
@@ -60,7 +59,7 @@ class Scheduler:
         self.pool, cache = new_layout(layout, num_blocks, block_size, prefix_key, self._tier)
         self._roster = Roster(self.pool, cache)
         self.tally = self._roster.tally
-        capacity = num_blocks * block_size
+        capacity, has_head = num_blocks * block_size, bounds.has_head
         self._facts = Facts(vocab_size, max_model_len, capacity, block_size, layout, has_head)
         self.max_model_len = self._facts.max_total
         self._bounds = bounds
