@@ -19,7 +19,7 @@ from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
-from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, check_model_folder
+from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, model_folder
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
@@ -122,12 +122,11 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     """
     options = cast(ModelOptions, {name: v for name, v in options.items() if v is not None})
     _check_kinds(model, options)
-    folder = DEMO_MODEL if model is None else Path(model)
     metrics = TokenizerMetrics(CollectorRegistry())
     text: TextModel | None = None
     try:
+        folder = model_folder(DEMO_MODEL if model is None else model)
         name = DEMO_NAME if model is None else folder_name(folder)
-        check_model_folder(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
         longest = _max_model_len(options.get("max_model_len"), folder)
         text = load_text_model(folder, name, metrics)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from millrace.errors import CommandError
 from millrace.http import Server
+from millrace.hub import fetched, is_name
 from millrace.state import RunState, StateFolder
 from worker.models.config import read_config
 
@@ -69,6 +70,16 @@ def check_model_folder(folder: Path) -> None:
             raise CommandError(f"{folder} is not a model folder: it has no config.json")
     except OSError as error:  # before Python 3.12 a folder of others is no "no"
         raise CommandError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def model_folder(model: str | Path) -> Path:
+    """Return the folder of a model that is told by its path, or by its name on the hub.
+
+    Raises CommandError unless it looks like a model folder.
+    """
+    folder = fetched(str(model)) if is_name(str(model)) else Path(model)
+    check_model_folder(folder)
+    return folder
 
 
 def check_length(asked: int, folder: Path) -> None:

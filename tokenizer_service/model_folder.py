@@ -54,8 +54,15 @@ def name_of(path: Path, served_name: str) -> str:
 
 
 def folder_name(path: Path) -> str:
-    """Return the name of a folder, links followed; a link in a circle is left to be refused."""
-    return Path(os.path.realpath(path)).name
+    """Return the name of a folder, links followed; a link in a circle is left to be refused.
+
+    One in the Hugging Face hub's cache, models--owner--name/snapshots/hash, goes by owner/name.
+    """
+    real = Path(os.path.realpath(path))
+    kind, *owner_and_name = real.parent.parent.name.split("--")
+    if real.parent.name == "snapshots" and kind == "models" and owner_and_name:
+        return "/".join(owner_and_name)
+    return real.name
 
 
 def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:

@@ -324,6 +324,11 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
         cache.abandon()
 
 
+def check_config(folder: Path) -> None:
+    """Raise ModelFolderError unless a model here computes what config.json says."""
+    _wiring(folder, read_config(folder))
+
+
 def fingerprint_folder(folder: Path) -> str:
     """Check the whole folder without loading it and return its hash; raise ModelFolderError."""
     return _open(folder, _config(folder)).fingerprint()

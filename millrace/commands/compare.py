@@ -14,7 +14,7 @@ from pathlib import Path
 from common import logs
 from common.model_folder import ModelFolderError
 from millrace.errors import CommandError
-from millrace.project import DEMO_MODEL, check_model_folder
+from millrace.project import DEMO_MODEL, model_folder
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import load_tokenizer
 from worker.build import LoadedModel, load_model
@@ -28,7 +28,7 @@ PROMPT = "The mill turns as long as the river runs, and the river runs all year.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `compare`."""
     option = parser.add_argument
-    option("--model", type=Path, default=DEMO_MODEL, metavar="DIR", help="(default: the demo)")
+    option("--model", default=DEMO_MODEL, metavar="DIR", help="(default: the demo)")
     option("--left", default=REFERENCE, metavar="SIDE", help=f"(default: {REFERENCE})")
     option("--right", default="", metavar="SIDE", help="(default: as a server would compute)")
     option("--prompt", default=PROMPT, metavar="TEXT")
@@ -62,14 +62,13 @@ def run(args: argparse.Namespace) -> int:
     return 1
 
 
-def load(model: Path, side: str) -> LoadedModel:
+def load(model: str | Path, side: str) -> LoadedModel:
     """Load one side; raise ValueError for a key that is not there."""
     wanted = dict(part.partition("=")[::2] for part in side.split(",") if part)
     for key in wanted:
         if key not in KEYS:
             raise ValueError(f"{key!r} of {side!r} is unknown, allowed: {', '.join(KEYS)}")
-    folder = Path(wanted.pop("model", model))
-    check_model_folder(folder)
+    folder = model_folder(wanted.pop("model", model))
     return load_model(folder, **wanted)  # type: ignore[arg-type]  # the keys are those of strings
 
 
@@ -80,7 +79,7 @@ def ids_of(args: argparse.Namespace) -> list[int]:
             return [int(part) for part in args.token_ids.split(",")]
         except ValueError as error:
             raise ValueError(f"--token-ids {args.token_ids!r} is no comma list of ids") from error
-    tokenizer = load_tokenizer(read_model_folder(args.model))
+    tokenizer = load_tokenizer(read_model_folder(model_folder(args.model)))
     if tokenizer is None:
         raise ValueError(f"{args.model} has no tokenizer: give --token-ids")
     column = tokenizer.encode(args.prompt, add_special_tokens=True)

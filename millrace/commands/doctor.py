@@ -18,7 +18,7 @@ from common.settings import inherited
 from millrace.errors import CommandError
 from millrace.loading import port as port_number
 from millrace.processes import is_listening, listener
-from millrace.project import DEMO_MODEL, check_model_folder, project
+from millrace.project import DEMO_MODEL, model_folder, project
 from millrace.project import add_arguments as add_project_arguments
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import load_tokenizer
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, metavar="DIR")
+    parser.add_argument("--model", default=DEMO_MODEL, metavar="DIR")
     parser.add_argument("--port", type=port_number, default=8000)
     add_project_arguments(parser)
 
@@ -147,10 +147,10 @@ def gpu() -> Iterator[Finding]:
     yield Finding(level, "gpu", f"{len(devices)} NVIDIA device(s){hint}")
 
 
-def model(folder: Path) -> Finding:
+def model(told: str | Path) -> Finding:
     """Look at the files of a model folder."""
     try:
-        check_model_folder(folder)
+        folder = model_folder(told)
     except CommandError as error:
         return Finding("fail", "model", str(error))
     try:

@@ -22,6 +22,7 @@ from millrace.project import (
     Project,
     check_length,
     check_model_folder,
+    model_folder,
     project,
     stop_command,
 )
@@ -53,7 +54,7 @@ TIERS = {  # package: its name among the settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `up`."""
     option = parser.add_argument
-    option("--model", type=Path, metavar="DIR", help="model folder (default: the demo model)")
+    option("--model", metavar="DIR", help="model folder, or a name on the Hugging Face hub")
     option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
     loading.add_arguments(parser)
     option("--host", metavar="IP", help="IPv4 address to listen on (default: 127.0.0.1)")
@@ -111,6 +112,8 @@ def _run(
 def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
     """Return the environment with the options laid over it."""
     variables = inherited({})
+    if args.model is not None:
+        args.model = model_folder(args.model)
     for option, name in VARIABLES.items():
         value = getattr(args, option)
         if value is not None:

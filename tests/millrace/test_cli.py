@@ -150,6 +150,8 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
     folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").touch()
     variables = up.chosen_variables(parser.parse_args(["--model", str(folder), "--dtype", "bf16"]))
     assert variables["MODEL"] == str(folder)
     assert variables["SERVED_MODEL_NAME"] == "qwen"

@@ -1,0 +1,118 @@
+"""Models by name, from a small hub on this machine; its cache serves again without it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from millrace.hub import is_name
+from tests.support.tiny_model import write_tiny_model
+from tokenizer_service.model_folder import folder_name
+
+REVISION = "a" * 40
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Serves the repositories of `repositories`: name → file → bytes."""
+
+    repositories: dict[str, dict[str, bytes]]
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.asked.append(path)
+        for name, files in self.repositories.items():
+            if path.startswith(f"/api/models/{name}/"):
+                listed = [
+                    {"rfilename": file, "path": file, "type": "file", "size": len(data), "oid": "0"}
+                    for file, data in files.items()
+                ]
+                known = {"id": name, "sha": REVISION, "siblings": listed}
+                return self.reply(200, json.dumps(listed if "/tree/" in path else known).encode())
+            if path.startswith(f"/{name}/resolve/"):
+                return self.reply(200, files[path.rpartition("/")[2]])
+        return self.reply(404, b"", ("X-Error-Code", "RepoNotFound"))
+
+    do_HEAD = do_GET
+
+    def reply(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
+        etag = hashlib.sha1(data).hexdigest()
+        self.send_response(status)
+        for name, value in (("ETag", f'"{etag}"'), ("X-Repo-Commit", REVISION), *headers):
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    folder = write_tiny_model(tmp_path / "tiny")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    other = files["config.json"].replace(b"Qwen2", b"Nobody")
+    Hub.repositories = {
+        "org/tiny": files | {"pytorch_model.bin": b"not asked for"},
+        "org/other": {"config.json": other, "model.safetensors": b"not asked for"},
+    }
+    Hub.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        yield Hub
+        server.shutdown()
+
+
+def doctor(model: str, home: Path, **environment: str) -> str:
+    """Return what `millrace doctor` finds out about a model."""
+    command = [sys.executable, "-m", "millrace.cli", "doctor", "--model", model]
+    env = os.environ | {"HF_HOME": str(home)} | environment
+    out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
+    return next(line for line in out.splitlines() if line.split()[1] == "model")
+
+
+def test_a_model_comes_from_the_hub_once(hub: type[Hub], tmp_path: Path) -> None:
+    found = doctor("org/tiny", tmp_path / "home")
+    assert found.startswith("ok") and "Qwen2ForCausalLM" in found
+    assert not any("pytorch_model.bin" in path for path in hub.asked)
+    (snapshot,) = (tmp_path / "home").rglob(REVISION)
+    assert folder_name(snapshot) == "org/tiny"
+    num_asked = len(hub.asked)
+    assert doctor("org/tiny", tmp_path / "home", HF_HUB_OFFLINE="1") == found
+    assert len(hub.asked) == num_asked
+
+
+def test_weights_of_a_model_that_is_not_served_are_left_there(
+    hub: type[Hub], tmp_path: Path
+) -> None:
+    assert "architectures is 'NobodyForCausalLM'" in doctor("org/other", tmp_path)
+    assert not any("safetensors" in path for path in hub.asked)
+
+
+def test_a_name_that_is_nothing_is_told(hub: type[Hub], tmp_path: Path) -> None:
+    assert "no model folder at org/none; the Hugging Face hub has no" in doctor(
+        "org/none", tmp_path
+    )
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:1"}
+    assert "hub did not give it: " in doctor("org/none", tmp_path, **nobody)
+    assert hub.asked
+
+
+def test_folders_and_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert is_name("Qwen/Qwen2.5-0.5B-Instruct")
+    for path in ("a/b", "./x/y", "../x", "~/x", "/x/y", "x", "x/y/z", "x/.y", "x/ y", ""):
+        assert not is_name(path), path
