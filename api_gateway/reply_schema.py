@@ -145,6 +145,7 @@ class ModelObject(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: int | None
 
 

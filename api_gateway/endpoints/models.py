@@ -26,11 +26,15 @@ class Models:
 
 
 def model_object(info: ModelInfo, name: str) -> dict[str, Any]:
-    """Return OpenAI's model object, with the longest context it can hold."""
+    """Return OpenAI's model object, with the longest context it can hold.
+
+    `root` is the model behind an alias; vLLM's benchmark client asks for it by this name.
+    """
     return {
         "id": name,
         "object": "model",
         "created": info.created_s,
         "owned_by": "millrace",
+        "root": info.id,
         "max_model_len": info.max_model_len or None,
     }

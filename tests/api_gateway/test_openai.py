@@ -40,6 +40,7 @@ async def test_models_and_errors_fit_the_schemas(client: httpx.AsyncClient) -> N
         model = (await client.get(f"/v1/models/{name}")).json()
         check("Model", model)
         assert model["id"] == name and model["max_model_len"] == 4096
+        assert model["root"] == MODEL  # `vllm bench serve` stops without it
     for reply in (
         await client.get("/v1/models/other/name"),
         await client.get("/nowhere"),
