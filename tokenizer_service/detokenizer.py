@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -83,17 +83,26 @@ class TableDetokenizer:
 class WindowDetokenizer:
     """Decodes the last settled tokens with and without the new ones; the difference is new text."""
 
-    __slots__ = ("_decode", "_ids", "_known", "_sent")
+    __slots__ = ("_decode", "_ids", "_known", "_sent", "_shown")
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        shown: Container[int],
+        before: Sequence[int] = (),
+    ) -> None:
+        """`shown`: ids that have a text at all. `before`: settled tokens that stand in front."""
         self._decode = decode
-        self._ids: list[int] = []
-        self._known = 0
+        self._shown = shown
+        self._ids = list(before)
+        self._known = len(self._ids)
         """How many of `_ids` are settled context."""
-        self._sent = 0
+        self._sent = len(decode(self._ids)) if self._ids else 0
         """Characters of the window's text that were returned."""
 
     def step(self, token_id: int) -> str:
+        if token_id not in self._shown:
+            return ""  # alone in the window it would make the next token the first of a text
         self._ids.append(token_id)
         text = self._decode(self._ids)
         sure = len(text.rstrip("\ufffd"))

@@ -76,9 +76,9 @@ class Opening:
             resumed = request.resumed[position] if position < len(request.resumed) else None
             resume_bytes = resumed.text_bytes if resumed is not None else 0
             if place is None:
-                choice.stream = self._model.stream(request, stops, resume_bytes)
+                choice.stream = self._model.stream(request, stops, ticket.prompt, resume_bytes)
             else:
-                choice.stream = self._model.stream(request, stops, 0)
+                choice.stream = self._model.stream(request, stops, ticket.prompt, 0)
                 choice.split = SplitStream(choice.stream, place, resume_bytes)
             if not choice.is_open:
                 continue

@@ -35,7 +35,8 @@ TEMPLATE_TIMEOUT_S = 2.0
 """Longest time a chat template may take."""
 
 PROMPT_END_TOKENS = 16
-"""Enough for a think tag that is spelled by several tokens, and newlines after it."""
+"""Enough for a think tag that is spelled by several tokens, and newlines after it; or for a token
+that has a text."""
 
 
 class TextModel:
@@ -107,20 +108,25 @@ class TextModel:
             raise InvalidRequest("the model folder has no tokenizer", code="no_tokenizer")
         return self.tokenizer.decode(token_ids, keep_special)
 
-    def stream(self, request: TextRequest, stops: StopStrings, resume_bytes: int) -> TextStream:
-        """Return the decoder of one choice; `stops` is shared by the choices of a request."""
+    def stream(
+        self, request: TextRequest, stops: StopStrings, prompt: bytes, resume_bytes: int
+    ) -> TextStream:
+        """Return the decoder of one choice's text behind `prompt`, a column.
+
+        `stops` is shared by the choices of a request.
+        """
         return TextStream(
-            self._detokenizer(request.text.keep_special_tokens),
+            self._detokenizer(request.text.keep_special_tokens, prompt),
             stops,
             self.completion.stop_token_ids(request),
             request.limits.min_tokens,
             resume_bytes,
         )
 
-    def _detokenizer(self, keep_special: bool) -> Detokenizer:
+    def _detokenizer(self, keep_special: bool, prompt: bytes) -> Detokenizer:
         if self.tokenizer is None:
             return NoText()
-        return self.tokenizer.detokenizer(keep_special)
+        return self.tokenizer.detokenizer(keep_special, unpack(prompt[-4 * PROMPT_END_TOKENS :]))
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """Return text and bytes of one token, as log probabilities show them."""

@@ -31,13 +31,16 @@ CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
 `<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How vocabularies with byte fallback write a token of one byte."""
+
 
 class Tokenizer:
     """A loaded tokenizer. Thread-safe; encoding calls block and belong in a thread."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._plain: Library | None = None
+        self._plain: tuple[Library, Library] | None = None
         added = library.get_added_tokens_decoder()
         special = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(special)
@@ -48,7 +51,9 @@ class Tokenizer:
         self.matches_loosely = any(
             t.normalized or t.lstrip or t.rstrip or t.single_word for t in control.values()
         )
-        self.size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._known_ids = frozenset(library.get_vocab(with_added_tokens=True).values())
+        self._unskipped_ids = self._known_ids - self.special_ids
+        self.size = max(self._known_ids, default=-1) + 1
         self._table = build_table(library, self.special_ids)
 
     def id_of(self, text: str) -> int | None:
@@ -62,35 +67,65 @@ class Tokenizer:
 
     def encode_guarded(self, parts: list[str]) -> bytes:
         """Return the column of `parts`: even ones are text, odd ones are special tokens."""
-        plain = self._as_text()
-        texts = iter(plain.encode_batch_fast(parts[::2], add_special_tokens=False))
-        ids = list(next(texts).ids)
+        first, *others = self._stripped(parts)[::2]
+        begin, rest = self._as_text()
+        ids = list(begin.encode(first, add_special_tokens=False).ids)
+        texts = rest.encode_batch_fast(others, add_special_tokens=False)
         for special, text in zip(parts[1::2], texts, strict=True):
             ids.append(self._special_id[special])
             ids.extend(text.ids)
         return pack(ids)
 
-    def _as_text(self) -> Library:
-        """Return a copy that reads special tokens as text; made at first need."""
+    def _stripped(self, parts: list[str]) -> list[str]:
+        """Return `parts` without the blanks that a special token takes from beside it."""
+        shown = list(parts)
+        for at in range(1, len(parts), 2):
+            token = self._control[self._special_id[parts[at]]]
+            if token.lstrip:
+                shown[at - 1] = shown[at - 1].rstrip()
+            if token.rstrip:
+                shown[at + 1] = shown[at + 1].lstrip()
+        return shown
+
+    def _as_text(self) -> tuple[Library, Library]:
+        """Return copies that read special tokens as text; made at first need.
+
+        The first is for the begin of a prompt, the second for what comes later in it.
+        """
         if self._plain is None:
-            copy = Library.from_str(self._library.to_str())
-            copy.add_special_tokens(list(self._control.values()))  # some were not flagged
-            copy.encode_special_tokens = True
-            self._plain = copy
+            written = self._library.to_str()
+            later = written.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+            self._plain = self._copy_for_text(written), self._copy_for_text(later)
         return self._plain
+
+    def _copy_for_text(self, written: str) -> Library:
+        copy = Library.from_str(written)
+        copy.add_special_tokens(list(self._control.values()))  # some were not flagged
+        copy.encode_special_tokens = True
+        return copy
 
     @property
     def is_byte_level(self) -> bool:
         """Whether the table of ready strings stands in for the library's decode."""
         return self._table is not None
 
-    def detokenizer(self, keep_special: bool) -> Detokenizer:
-        """Return a fresh incremental decoder."""
+    def detokenizer(self, keep_special: bool, before: Sequence[int] = ()) -> Detokenizer:
+        """Return a fresh incremental decoder of what follows the tokens `before`."""
         if self._table is not None:
             return self._table.detokenizer(keep_special)
-        return WindowDetokenizer(
-            lambda ids: self._library.decode(ids, skip_special_tokens=not keep_special)
-        )
+        shown = self._known_ids if keep_special else self._unskipped_ids
+        context = [
+            token_id for token_id in before if token_id in shown and self._is_whole(token_id)
+        ]
+        return WindowDetokenizer(self._decoded, shown, context[-1:])
+
+    def _is_whole(self, token_id: int) -> bool:
+        """Whether a token has a text of its own: any such makes the next one no first of a text."""
+        text = self._decoded([token_id])
+        return bool(text) and "\ufffd" not in text
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        return self._library.decode(token_ids, skip_special_tokens=False)
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, by id."""
@@ -109,7 +144,11 @@ class Tokenizer:
             return b""
         if self._table is not None:
             return self._table.pieces[token_id]
-        return self._library.decode([token_id], skip_special_tokens=False).encode()
+        once, twice = self._decoded([token_id]), self._decoded([token_id, token_id])
+        byte = BYTE.fullmatch(self._library.id_to_token(token_id) or "")
+        if byte and once in ("\ufffd", chr(int(byte[1], 16))):
+            return bytes([int(byte[1], 16)])
+        return twice[len(once) :].encode()  # the first of a text may lose the blank before it
 
 
 def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
+from protos.columns import pack
+from protos.tokenizer_pb2 import TextRequest
 from tests.support.tiny_tokenizer import tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.detokenizer import (
@@ -20,6 +23,9 @@ from tokenizer_service.detokenizer import (
     WindowDetokenizer,
     build_table,
 )
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.stop_strings import StopStrings
+from tokenizer_service.text_model import load_text_model
 from tokenizer_service.tokenizer import Tokenizer
 
 LIBRARY = tiny_library()
@@ -72,7 +78,8 @@ def test_any_bytes_end_as_python_decodes_them(raw: bytes) -> None:
 
 @given(TOKEN_IDS)
 def test_windows_agree_with_the_table(ids: list[int]) -> None:
-    window = WindowDetokenizer(lambda part: LIBRARY.decode(part, skip_special_tokens=True))
+    shown = set(range(TINY.size)) - TINY.special_ids
+    window = WindowDetokenizer(LIBRARY.decode, shown)
     deltas, rest = decode_all(window, ids)
     assert "".join(deltas) + rest == LIBRARY.decode(ids, skip_special_tokens=True)
 
@@ -110,6 +117,43 @@ def test_other_decoders_fall_back_to_windows() -> None:
     assert not isinstance(detokenizer, TableDetokenizer)
     deltas, rest = decode_all(detokenizer, [0, 1, 3, 4, 5, 2])
     assert deltas == ["Hello", " world", "", "", "你", "!"] and rest == ""
+
+
+SPACED = metaspace_library()
+SPACED.add_special_tokens(["</s>"])
+
+
+@pytest.mark.parametrize("ids", [[0, 6, 1], [6, 0, 6, 6, 1], [0, 99, 1], [0, 6, 3, 6, 4, 5, 6, 1]])
+def test_a_skipped_token_takes_no_blank_away(ids: list[int]) -> None:
+    """Each text's first blank is stripped by the decoder; that of a window must not be."""
+    deltas, rest = decode_all(Tokenizer(SPACED).detokenizer(keep_special=False), ids)
+    known = [token_id for token_id in ids if token_id < 7]
+    assert "".join(deltas) + rest == SPACED.decode(known)
+
+
+@pytest.mark.parametrize("before", [[0], [2], [0, 3], [0, 6], [0, 99]])
+def test_what_follows_a_prompt_keeps_its_blank(before: list[int]) -> None:
+    deltas, _ = decode_all(Tokenizer(SPACED).detokenizer(False, before), [1, 3, 4, 5])
+    assert deltas == [" world", "", "", "你"]
+
+
+async def test_an_answer_is_read_behind_its_prompt(tmp_path: Path) -> None:
+    SPACED.save(str(tmp_path / "tokenizer.json"))
+    model = load_text_model(tmp_path, "", TokenizerMetrics(CollectorRegistry()))
+    stream = model.stream(TextRequest(), StopStrings(()), pack([0]), 0)
+    assert stream.push([1, 2]) == " world!"
+    await model.close()
+
+
+def test_what_follows_no_text_is_the_begin_of_one() -> None:
+    assert decode_all(Tokenizer(SPACED).detokenizer(False, [6, 3]), [1]) == (["world"], "")
+
+
+def test_pieces_of_other_decoders_are_exact_bytes() -> None:
+    tokenizer = Tokenizer(SPACED)
+    pieces = [b" Hello", b" world", b"!", b"\xe4", b"\xbd", b"\xa0", b"</s>"]
+    assert [tokenizer.piece(token_id) for token_id in range(8)] == [*pieces, b""]
+    assert tokenizer.pieces() == pieces
 
 
 def test_no_tokenizer_gives_no_text() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
 
 from common.model_folder import ModelFolderError
 from protos.columns import pack, unpack
@@ -78,6 +81,28 @@ def test_guarded_encoding_equals_the_plain_one_without_user_specials(
     text = "<|im_start|>user\nHello world<think><|im_end|>\n"
     parts = ["", "<|im_start|>", "user\nHello world<think>", "<|im_end|>", "\n"]
     assert tiny_tokenizer.encode_guarded(parts) == tiny_tokenizer.encode(text, False)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_guarding_adds_no_blank_that_the_plain_way_does_not(scheme: str) -> None:
+    """Of some vocabularies only the begin of the whole prompt gets one."""
+    vocabulary = {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3}
+    library = Library(BPE(vocab=vocabulary, merges=[("▁", "a")], unk_token="<unk>"))
+    library.pre_tokenizer = Metaspace(prepend_scheme=scheme, split=False)
+    library.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer = Tokenizer(library)
+    for parts in (["", "<s>", "a", "<s>", " a"], ["a", "<s>", "a"], ["aa"]):
+        assert tokenizer.encode_guarded(parts) == tokenizer.encode("".join(parts), False)
+
+
+def test_guarded_special_tokens_take_the_blanks_beside_them() -> None:
+    library = tiny_library()
+    after = AddedToken("<|end|>", rstrip=True, normalized=False)
+    before = AddedToken("<|sep|>", lstrip=True, normalized=False)
+    library.add_special_tokens([after, before])
+    tokenizer = Tokenizer(library)
+    parts = ["Hello ", "<|end|>", "\n ab \n", "<|sep|>", " abc ", "<|end|>", "", "<|sep|>", ""]
+    assert tokenizer.encode_guarded(parts) == tokenizer.encode("".join(parts), False)
 
 
 def test_pieces_are_exact_bytes(tiny_tokenizer: Tokenizer) -> None:
