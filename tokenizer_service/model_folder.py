@@ -83,7 +83,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         eos_token_ids=eos_token_ids(eos_home, vocab_size),
         sampling_defaults=sampling_defaults(generation),
         max_new_tokens=generation.size("max_new_tokens", 0) or None,
-        token_texts={k: text for k in TOKEN_FIELDS if (text := token_text(tokenizer.get(k)))},
+        token_texts=token_texts(path, tokenizer),
         templates=chat_templates(path, tokenizer),
         added_tokens=added_tokens(tokenizer),
         tokenizer_class=tokenizer.text("tokenizer_class"),
@@ -121,6 +121,17 @@ def eos_token_ids(place: Fields, vocab_size: int) -> frozenset[int]:
             allowed = f"token ids from 0 to {highest - 1}, or null"
             raise place.error("eos_token_id", value, allowed)
     return frozenset(ids)
+
+
+def token_texts(path: Path, tokenizer: Fields) -> dict[str, str]:
+    """Return the texts of the named tokens, which older folders keep in a file of their own."""
+    found = {name: token_text(tokenizer.get(name)) for name in TOKEN_FIELDS}
+    if not tokenizer.has("added_tokens_decoder"):  # transformers goes by the same sign
+        older = read_object(path / "special_tokens_map.json", may_lack=True)
+        found.update(
+            {name: token_text(older.get(name)) for name in TOKEN_FIELDS if older.has(name)}
+        )
+    return {name: text for name, text in found.items() if text}
 
 
 def token_text(value: Any) -> str | None:
@@ -161,7 +172,7 @@ def chat_templates(path: Path, tokenizer: Fields) -> dict[str, str]:
     """Return templates by name: chat_template.jinja first, else tokenizer_config.json's."""
     file = path / "chat_template.jinja"
     if file.exists():
-        named = {f.stem: read_text(f) for f in path.glob("additional_chat_templates/*")}
+        named = {f.stem: read_text(f) for f in path.glob("additional_chat_templates/*.jinja")}
         return {**named, "default": read_text(file)}
     configured = tokenizer.get("chat_template")
     if isinstance(configured, str):

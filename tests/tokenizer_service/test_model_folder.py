@@ -116,6 +116,16 @@ def test_the_template_file_goes_before_the_configuration(tmp_path: Path) -> None
     assert read_model_folder(tmp_path).templates == {"default": "file"}
 
 
+def test_files_that_are_no_templates_are_left_alone(tmp_path: Path) -> None:
+    others = tmp_path / "additional_chat_templates"
+    (others / ".ipynb_checkpoints").mkdir(parents=True)
+    (others / ".DS_Store").write_bytes(b"\xff\xfe")
+    (others / "tool_use.jinja").write_text("tools")
+    (tmp_path / "chat_template.jinja").write_text("chat")
+    found = read_model_folder(tmp_path).templates
+    assert found == {"default": "chat", "tool_use": "tools"}
+
+
 def test_a_list_of_templates_is_read_by_name(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     folder(tmp_path, tokenizer_config={"chat_template": named})
@@ -126,6 +136,14 @@ def test_tokens_are_strings_or_objects(tmp_path: Path) -> None:
     tokens = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"}
     folder(tmp_path, tokenizer_config={**tokens, "unk_token": None})
     assert read_model_folder(tmp_path).token_texts == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_older_folders_name_their_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
+    named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "cls_token": "no"}
+    folder(tmp_path, tokenizer_config={"bos_token": ""}, special_tokens_map=named)
+    assert read_model_folder(tmp_path).token_texts == {"eos_token": "</s>", "bos_token": "<s>"}
+    folder(tmp_path, tokenizer_config={"eos_token": "<e>", "added_tokens_decoder": {}})
+    assert read_model_folder(tmp_path).token_texts == {"eos_token": "<e>"}
 
 
 def test_the_served_name_is_the_folders_unless_given(tmp_path: Path) -> None:
