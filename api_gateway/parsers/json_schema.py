@@ -11,6 +11,7 @@ DATA = frozenset({"enum", "const", "default", "examples"})
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 LEAST = 1024 - 2**63
 """The float64 behind -2**63."""
+HAIR = 1e-20
 BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Keywords that hold data, and those that hold schemas by names of the client's."""
 VALUES = DATA | {"properties", "allOf", "if", "not"}
@@ -49,10 +50,24 @@ def binding(schema: Any) -> Any:
         if key in BY_NAME and isinstance(value, dict):
             shown[key] = {name: binding(part) for name, part in value.items()}
         elif key in LOWER + UPPER:
-            shown[key] = kept_bound(key, value, is_whole=schema.get("type") == "integer")
+            is_whole = schema.get("type") == "integer"
+            shown[key] = kept_bound(key, value if is_whole else off_zero(key, schema), is_whole)
         else:
             shown[key] = value if key in DATA else binding(value)
     return shown
+
+
+def off_zero(key: str, schema: Mapping[str, Any]) -> Any:
+    """Return a bound of `schema`; an excluded zero a hair inside where the other one is near.
+
+    llguidance lets 0 through between an excluded 0 and a bound that is nearer than 1.
+    """
+    value, others = schema[key], UPPER if key in LOWER else LOWER
+    bounds = [schema.get(other) for other in others]
+    near = [bound for bound in bounds if isinstance(bound, float) and 0 < abs(bound) < 1]
+    is_zero = value == 0 and not isinstance(value, bool)
+    is_excluded = is_zero and key not in ("minimum", "maximum")
+    return min(near, key=abs) * HAIR if is_excluded and near else value
 
 
 def kept_bound(key: str, value: Any, is_whole: bool) -> Any:

@@ -93,3 +93,18 @@ def test_bounds_of_64_bits_let_nothing_through_that_they_keep_out() -> None:
     for shown in ({"type": "integer", **INT64}, {"type": "integer", "minimum": -1e30}):
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(binding(shown)))
         assert not LLMatcher.validate_grammar(grammar)
+
+
+def test_an_excluded_zero_beside_a_near_bound_is_kept_out() -> None:
+    """llguidance would let 0 through there; -0 on the other side."""
+    asked: dict[str, object] = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    assert binding(asked) == asked | {"exclusiveMinimum": 0.5 * 1e-20}
+    asked = {"minimum": -0.25, "exclusiveMaximum": 0.0}
+    assert binding(asked) == asked | {"exclusiveMaximum": -0.25 * 1e-20}
+    for left in (
+        {"exclusiveMinimum": 0, "maximum": 1},
+        {"exclusiveMinimum": False, "maximum": 0.5},
+        {"minimum": 0, "maximum": 0.5},
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
+    ):
+        assert binding(left) == left
