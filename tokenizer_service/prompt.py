@@ -71,11 +71,17 @@ class PromptBuilder:
             return Prompt(self.checked_ids(not_empty(request.prompt_token_ids, param), param))
         if kind == "chat":
             prompt = await self.chat(request.chat)
-            not_empty(prompt.token_ids, param)
+            self._served(prompt.token_ids, param)
             return prompt
         if kind == "prompt":
-            return Prompt(not_empty(await self.text(request.prompt, param), param))
+            return Prompt(self._served(await self.text(request.prompt, param), param))
         raise InvalidRequest("the request has no input", param=param)
+
+    def _served(self, column: bytes, param: str) -> bytes:
+        """Return what a text has become, if it is something that the model has tokens for."""
+        if self._tokenizer is not None and self._tokenizer.size > self._vocab_size:
+            self.checked_ids(column, param)
+        return not_empty(column, param)
 
     def checked_ids(self, column: bytes, param: str) -> bytes:
         """Return `column`; raise InvalidRequest when an id is none of the vocabulary."""

@@ -25,8 +25,16 @@ MAX_BREAKER_BYTES = 256 * 1024
 class Resolution:
     """Resolves the words of one model's requests."""
 
-    def __init__(self, tokenizer: Tokenizer | None, executor: Executor, door: GrammarDoor) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        executor: Executor,
+        door: GrammarDoor,
+        vocab_size: int = 0,
+    ) -> None:
+        """`vocab_size`: that of the model; 0 = unknown."""
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._executor = executor
         self._door = door
         self._breakers: Breakers | None = None
@@ -57,7 +65,7 @@ class Resolution:
                 raise InvalidRequest(f"{field} need a tokenizer: the folder has none", param=field)
             return
         for word in text.bad_words:
-            found.bad_words.extend(bad_word_ids(tokenizer, word))
+            found.bad_words.extend(filter(self._can_be_drawn, bad_word_ids(tokenizer, word)))
         if text.dry_breakers:
             found.dry.breakers[:] = self._breaker_columns(tokenizer, text.dry_breakers)
         if text.grammar.kind != Grammar.NONE and (place is Place.START or place in INSIDE):
@@ -65,6 +73,10 @@ class Resolution:
             opener = tokenizer.id_of(OPEN)
             if place is Place.START and opener is not None:  # it may answer without a thought
                 found.grammar.opener = opener
+
+    def _can_be_drawn(self, column: bytes) -> bool:
+        """Whether the model has all these tokens: a tokenizer may have more."""
+        return not self._vocab_size or max(unpack(column), default=0) < self._vocab_size
 
     def _breaker_columns(self, tokenizer: Tokenizer, breakers: Sequence[str]) -> list[bytes]:
         if self._breakers is None:

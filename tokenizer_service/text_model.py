@@ -65,7 +65,7 @@ class TextModel:
             knows_null(folder.templates),
         )
         self._grammars = GrammarDoor()
-        self.resolution = Resolution(tokenizer, self._executor, self._grammars)
+        self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)
         self.reasoning_format = reasoning_format(folder.templates) if tokenizer is not None else ""
         self.completion = Completion(
             model=folder.name,

@@ -59,7 +59,8 @@ def builder(
     template: Any = InProcess(source, **variables) if source is not None else None
     metrics = TokenizerMetrics(CollectorRegistry())
     null = source is not None and knows_null({"default": source})
-    return PromptBuilder(tokenizer, template, executor, 512, metrics, knows_null=null)
+    size = max(512, tokenizer.size if tokenizer is not None else 0)
+    return PromptBuilder(tokenizer, template, executor, size, metrics, knows_null=null)
 
 
 def chat(messages: Any, **rest: Any) -> TextRequest:
@@ -288,3 +289,19 @@ async def test_folders_without_template_or_tokenizer_say_so(executor: ThreadPool
     for request in (chat(user("a")), TextRequest(prompt="a")):
         with pytest.raises(InvalidRequest, match="no tokenizer"):
             await builder(executor, CHAT_TEMPLATE, None).build(request)
+
+
+async def test_text_that_the_model_has_no_token_for_is_told_by_its_field(
+    executor: ThreadPoolExecutor,
+) -> None:
+    """A tokenizer may have more tokens than the model."""
+    metrics, template = TokenizerMetrics(CollectorRegistry()), InProcess(CHAT_TEMPLATE)
+    small: Any = PromptBuilder(TINY, template, executor, 256, metrics)  # type: ignore[arg-type]
+    for request, param in (
+        (TextRequest(prompt="a<|im_end|>"), "prompt"),
+        (chat(user("a")), "messages"),
+    ):
+        with pytest.raises(InvalidRequest, match="vocabulary has 256") as caught:
+            await small.build(request)
+        assert caught.value.param == param
+    assert (await small.build(TextRequest(prompt="ok"))).token_ids == pack(list(b"ok"))

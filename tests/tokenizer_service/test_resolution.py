@@ -50,6 +50,17 @@ def test_bad_words_of_a_real_vocabulary(reference_data: Path) -> None:
         bad_word_ids(tokenizer, "  ")
 
 
+async def test_a_bad_word_that_the_model_cannot_draw_is_left_out(tiny_tokenizer: Tokenizer) -> None:
+    """A tokenizer may have more tokens than the model."""
+    request = TextRequest(text=TextOptions(bad_words=["a", "<|im_end|>", "b"]))
+    size = tiny_tokenizer.id_of("<|im_end|>") or 0
+    with ThreadPoolExecutor(1) as executor:
+        resolution = Resolution(tiny_tokenizer, executor, GrammarDoor(), size)
+        found = await resolution.sampling(request, None)
+    assert all(max(ids_of(word)) < size for word in found.bad_words)
+    assert {b"a", b"b"} <= {b"".join(word) for word in texts(tiny_tokenizer, [*found.bad_words])}
+
+
 async def test_breakers_in_every_way_they_may_stand_in_tokens(tiny_tokenizer: Tokenizer) -> None:
     breakers = Breakers(tiny_tokenizer)
     found = texts(tiny_tokenizer, list(breakers.columns("\n")))
