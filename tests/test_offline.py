@@ -309,7 +309,7 @@ def test_a_model_without_a_head_embeds_and_says_nothing(tiny: Path, tmp_path: Pa
 
 
 def test_a_folder_that_cannot_be_named_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="null byte"):
+    with pytest.raises(InvalidRequest, match="no model folder at"):
         LLM("a\0b")
 
 
