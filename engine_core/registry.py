@@ -75,7 +75,6 @@ class Registry:
         self._config = config
         self._fleet = fleet
         self._listener = listener
-        self._folder = socket_folder()
         router: Router[FromWorker] = Router(context, address, FromWorker)
         self.port = router.port
         self._door: Inbox[FromWorker] = Inbox(router, self._hear)
@@ -182,8 +181,13 @@ class Registry:
     # ── schedulers ───────────────────────────────────────────────────────────────────────────
 
     async def _live(self, number: int, hellos: dict[bytes, Hello]) -> None:
-        """The life of a replica, from its process's start to its process's end."""
-        address = f"ipc://{Path(self._folder.name) / str(number)}"
+        """The life of a replica, from its process's start to its process's end.
+
+        The socket's folder goes when the scheduler has spoken: both ends are open then, nobody else
+        is to come, and whoever is killed later leaves nothing behind.
+        """
+        folder = socket_folder()
+        address = f"ipc://{Path(folder.name) / str(number)}"
         scheduler: list[bytes] = []  # its identity, once it has spoken
 
         def send(message: ToScheduler) -> None:
@@ -194,6 +198,7 @@ class Registry:
 
         def take(peer: bytes, message: ToFront) -> None:
             scheduler[:] = [peer]
+            folder.cleanup()
             if isinstance(message, SchedulerListening):
                 self._lease(replica, hellos, message.port)
             else:
@@ -211,6 +216,7 @@ class Registry:
         finally:
             self._processes.pop(number, None)
             inbox.close()
+            folder.cleanup()
 
     async def _spawn(self, number: int, address: str) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, replica=number, front_address=address)
@@ -277,7 +283,6 @@ class Registry:
         for process in self._processes.values():
             end(process)
         await asyncio.gather(*self._tasks.values())
-        self._folder.cleanup()
 
 
 def socket_folder() -> tempfile.TemporaryDirectory[str]:

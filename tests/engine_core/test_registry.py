@@ -158,6 +158,18 @@ async def test_a_temporary_folder_too_long_for_sockets_is_passed_by(
     assert not list(long.iterdir())
 
 
+async def test_the_sockets_folder_is_gone_before_anybody_can_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        assert not list(tmp_path.iterdir())
+        await served(caller, 1)
+        worker.die()
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_scheduler_that_cannot_start_is_tried_again(
     at_once: bool, monkeypatch: pytest.MonkeyPatch
