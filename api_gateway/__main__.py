@@ -42,7 +42,7 @@ from api_gateway.settings import Settings
 from api_gateway.text_calls import TextCalls
 from api_gateway.ui_files import UiFiles
 from api_gateway.watch import Watch
-from common import logs
+from common import logs, threads
 from common.errors import PortTaken
 from common.metrics import serve
 from common.settings import SettingsError, load_or_exit
@@ -164,6 +164,7 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
 def main() -> None:
     settings = load_or_exit(Settings, "gateway")
     logs.setup("gateway", settings.log_level)
+    threads.check_or_exit("gateway")
     allow_connections()
     try:
         gateway = Gateway(settings)

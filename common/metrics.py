@@ -5,6 +5,7 @@ Every tier serves /metrics, /live and /ready on a port of its own, from a daemon
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from prometheus_client.samples import Sample
 
 from common.errors import PortTaken
 
+log = logging.getLogger(__name__)
 PEER_TIMEOUT_S = 10.0
 """A peer that is silent for longer is gone, and would keep its thread for ever."""
 Readiness = Callable[[], list[str]]
@@ -64,6 +66,14 @@ def exposition(registry: CollectorRegistry) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
+def _tell(error: BaseException | None) -> None:
+    """Log why a request failed; that who asked has gone is no news."""
+    if isinstance(error, RuntimeError):  # the system has no thread for it just now
+        log.warning("the side port does not answer", extra={"reason": error})
+    elif not isinstance(error, OSError):
+        log.error("a request of the side port failed", exc_info=error)
+
+
 def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness) -> int:
     """Serve /metrics, /live and /ready in a daemon thread; return the port (0 picks one).
 
@@ -102,8 +112,7 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def handle_error(self, *peer: Any) -> None:
-            if not isinstance(sys.exception(), OSError):  # or who asked has gone: no news either
-                super().handle_error(*peer)
+            _tell(sys.exception())
 
     try:
         server = Server((host, port), Door)

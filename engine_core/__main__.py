@@ -11,7 +11,7 @@ import time
 
 import zmq
 
-from common import logs, metrics, rpc
+from common import logs, metrics, rpc, threads
 from common.addresses import joined
 from common.errors import PortTaken
 from common.settings import SettingsError, load_or_exit
@@ -103,6 +103,7 @@ def stop_signals() -> asyncio.Event:
 
 def main() -> None:
     settings = load_or_exit(Settings, "engine")
+    threads.check_or_exit("engine")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         sys.exit(
             f"settings: engine: max_num_batched_tokens ({settings.max_num_batched_tokens}) must be "

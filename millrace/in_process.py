@@ -12,6 +12,7 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from api_gateway.sessions import Choice, Demux, Mailbox
+from common import threads
 from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
 from millrace.client import Piece
@@ -125,7 +126,8 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     metrics = TokenizerMetrics(CollectorRegistry())
     text: TextModel | None = None
     try:
-        folder = model_folder(DEMO_MODEL if model is None else model)
+        threads.check()
+        folder = await asyncio.to_thread(model_folder, DEMO_MODEL if model is None else model)
         name = DEMO_NAME if model is None else folder_name(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
         longest = _max_model_len(options.get("max_model_len"), folder)

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from common import logs, metrics, rpc
+from common import logs, metrics, rpc, threads
 from common.addresses import joined
 from common.errors import PortTaken
 from common.model_folder import ModelFolderError
@@ -31,6 +31,7 @@ def main() -> None:
     """Load the model's text side, then serve until SIGTERM."""
     settings = load_or_exit(Settings, "tokenizer")
     logs.setup("tokenizer", settings.log_level)
+    threads.check_or_exit("tokenizer")
     registry = metrics.new_registry()
     series = TokenizerMetrics(registry)
     try:

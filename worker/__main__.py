@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from common import logs
+from common import logs, threads
 from common.errors import PortTaken
 from common.metrics import new_registry, serve
 from common.model_folder import ModelFolderError
@@ -32,6 +32,7 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT; a bad setting or folder ends the process with one line."""
     settings = load_or_exit(Settings, "worker")
     logs.setup("worker", settings.log_level)
+    threads.check_or_exit("worker")
     os.nice(NICENESS)
     try:
         server = build_server(settings)

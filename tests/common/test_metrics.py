@@ -68,3 +68,20 @@ def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPa
     port = serve("127.0.0.1", 0, new_registry(), list)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
         assert peer.recv(1) == b""
+
+
+def test_a_request_that_gets_no_thread_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = serve("127.0.0.1", 0, new_registry(), list)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+            assert peer.recv(1) == b""
+    assert [record.message for record in caplog.records] == ["the side port does not answer"]
+    assert caplog.records[0].exc_info is None
+    assert urllib.request.urlopen(f"http://127.0.0.1:{port}/live").status == 200
