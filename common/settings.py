@@ -21,7 +21,7 @@ import yaml
 SERVICES = ("gateway", "tokenizer", "engine", "worker")
 S = TypeVar("S", bound=msgspec.Struct)
 
-ADDRESS = r"[^\s,]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
+ADDRESS = r"[^\s,/]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
 """Patterns of fields that name host:port, and several of them."""
 
