@@ -7,7 +7,6 @@ what it reports until the stack is ready goes through a pipe to the command that
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from millrace.processes import identify
 from millrace.readiness import wait_until_ready
 from millrace.replica_process import CHILD
 from millrace.state import RunState, StateFolder
-from millrace.supervisor import Supervisor
+from millrace.supervisor import Supervisor, meaning
 
 LAST_LINES = 15
 DETACHED = "\0\n"
@@ -121,8 +120,10 @@ class Runner:
 
     def _note_change(self) -> None:
         """Write the state; on a disk that has become full the old one stays, and all runs on."""
-        with contextlib.suppress(CommandError):
+        try:
             self._write_state()
+        except CommandError:
+            self._folder.mark_old()
 
     def _write_state(self) -> None:
         runner = identify(os.getpid())
@@ -160,7 +161,10 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
                 print(line, end="", flush=True)
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGTERM)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or 1
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0 and status != -signal.SIGTERM:  # that one is `down`, or Ctrl-C, before its time
+        raise CommandError(f"what starts and watches the stack ended: {meaning(status)}")
+    return status or 1
 
 
 def _background(run: Callable[[Callable[[], None]], int], writing: int) -> int:

@@ -5,6 +5,7 @@ One runner at a time holds the lock for its whole life; the kernel drops it howe
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -75,6 +76,15 @@ class StateFolder:
             fresh.replace(self._file)
         except OSError as error:
             raise CommandError(f"{fresh} cannot be written: {error.strerror}") from error
+
+    def mark_old(self) -> None:
+        """Note that things have changed since the last `write`; that takes no room on a disk."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file, (0, 0))
+
+    def is_old(self) -> bool:
+        """Tell whether a change could not be written."""
+        return self._file.exists() and self._file.stat().st_mtime == 0
 
     def read(self) -> RunState | None:
         """Return the last written state, None when nothing has run or all was stopped."""

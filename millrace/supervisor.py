@@ -7,6 +7,7 @@ by its restart policy, later each time; the stop goes the other way, dependents 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,4 +153,6 @@ def wants_restart(process: ReplicaProcess, status: int) -> bool:
 
 def meaning(status: int) -> str:
     """Say what an exit status means."""
+    if status == -signal.SIGKILL:
+        return "signal 9, the system's way when memory runs out"
     return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from millrace.project import add_arguments as add_project_arguments
-from millrace.project import running
+from millrace.project import project, running
 from millrace.readiness import get
 from millrace.state import ReplicaState, RunState
 
@@ -22,6 +22,9 @@ def run(args: argparse.Namespace) -> int:
     state = running(args)
     verdict = asyncio.run(_verdict(state))
     print(f"{state.url}  {state.model}  {verdict}  up {_age(time.time() - state.since)}")
+    folder = project(args).state
+    if folder.is_old():
+        print(f"  {folder.folder} cannot be written (is the disk full?): what follows is older")
     for replica in state.replicas:
         print(_line(replica))
     return 0 if verdict == "ready" else 1

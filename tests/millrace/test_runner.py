@@ -101,6 +101,17 @@ def test_a_stack_that_was_stopped_before_it_was_ready_is_no_success(
     assert up.wait(20) == 1
 
 
+def test_a_runner_that_is_killed_before_it_is_ready_is_told(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    stack = make_stack(GATE=str(tmp_path / "gate"))
+    up = stack.up("--detach")
+    stack.until(up, "waiting")
+    os.kill(stack.state().runner.pid, signal.SIGKILL)
+    stack.until(up, "millrace: what starts and watches the stack ended: signal 9, the system's way")
+    assert up.wait(20) == 1
+
+
 def test_up_gives_up_with_the_reason_and_the_log(make_stack: MakeStack, tmp_path: Path) -> None:
     stack = make_stack(BOTTOM_GATE=str(tmp_path / "never"))
     process = stack.up("--ready-timeout", "1")
@@ -127,7 +138,7 @@ def test_a_killed_replica_comes_back_on_its_ports(make_stack: MakeStack) -> None
     before = next(r for r in stack.state().replicas if r.name == "bottom-1")
     assert before.process is not None
     os.kill(before.process.pid, signal.SIGKILL)
-    stack.until(process, "bottom-1 ended (signal 9); starts again in 0.1 s")
+    stack.until(process, "bottom-1 ended (signal 9, the system's way when memory runs out); starts")
     stack.until(process, "bottom-1 | fake: listening")
     after = next(r for r in stack.state().replicas if r.name == "bottom-1")
     assert after.process is not None and after.process.pid != before.process.pid
@@ -210,9 +221,10 @@ def test_a_state_that_cannot_be_written_stops_no_stack(make_stack: MakeStack) ->
     one = next(r for r in state.replicas if r.process)
     assert one.process is not None
     os.kill(one.process.pid, signal.SIGKILL)
-    eventually(lambda: f"{one.name} ended (signal 9)" in stack.folder.log.read_text())
+    eventually(lambda: f"{one.name} ended (signal 9" in stack.folder.log.read_text())
     eventually(lambda: is_listening("127.0.0.1", next(iter(one.ports.values()))))
     assert stack.folder.running() is not None
+    assert "cannot be written (is the disk full?): what follows is" in stack.call("status").stdout
     assert stack.call("down").returncode == 0
     assert stack.left() == []
 
