@@ -212,7 +212,8 @@ class _Calls:
             self._running.remove(process)
         if process.returncode:
             told = [line for line in stderr.splitlines() if "error" in line] or [stderr[-200:]]
-            raise CompileError(f"{' '.join(command[:3])} … failed: {told[0].strip()}")
+            why = told[0].strip() or f"it said nothing and ended with status {process.returncode}"
+            raise CompileError(f"{' '.join(command[:3])} … failed: {why}")
 
 
 @contextlib.contextmanager

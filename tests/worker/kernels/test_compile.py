@@ -247,3 +247,8 @@ def test_a_level_that_is_not_here_is_refused() -> None:
             library.level("amx")
     with pytest.raises(ValueError, match="kernel_level is 'mmx', allowed: auto, amx"):
         choose_backend("mmx", "float32")
+
+
+def test_a_compiler_that_fails_without_a_word_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="it said nothing and ended with status 1$"):
+        compile_library(tmp_path, "false")
