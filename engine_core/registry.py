@@ -197,8 +197,9 @@ class Registry:
         self._fleet.replicas[number] = replica
 
         def take(peer: bytes, message: ToFront) -> None:
+            if not scheduler:
+                folder.cleanup()
             scheduler[:] = [peer]
-            folder.cleanup()
             if isinstance(message, SchedulerListening):
                 self._lease(replica, hellos, message.port)
             else:
