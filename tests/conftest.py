@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,13 @@ def model_folder(pytestconfig: pytest.Config) -> Path:
     """The user's model folder, of tests marked `model`."""
     folder: Path = pytestconfig.getoption("--model")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Leave the root logger as it was: commands that run in this process set it up anew."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
