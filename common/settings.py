@@ -10,16 +10,18 @@ is an error. Nothing else in the project reads the environment.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import yaml
 
 SERVICES = ("gateway", "tokenizer", "engine", "worker")
 S = TypeVar("S", bound=msgspec.Struct)
+CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 
 ADDRESS = r"[^\s,/]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
@@ -50,7 +52,18 @@ def load(
     try:
         return msgspec.convert(merged, cls, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{service}: {error}") from error
+        raise SettingsError(f"{service}: {_in_words(cls, merged, str(error))}") from error
+
+
+def _in_words(cls: type[S], given: Mapping[str, Any], told: str) -> str:
+    """Say what msgspec has found; of a pattern its choices, or what the field is."""
+    why, _, place = told.rpartition(" - at `$.")
+    if (name := place.rstrip("`")) not in given or " matching regex " not in why:
+        return told
+    meta = get_type_hints(cls, include_extras=True)[name].__metadata__[0]
+    choices = CHOICES.fullmatch(meta.pattern)
+    wanted = choices[1].replace("|", ", ") if choices else meta.description
+    return f"{name} is {given[name]!r}, expected: {wanted}"
 
 
 def load_or_exit(cls: type[S], service: str) -> S:

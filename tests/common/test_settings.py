@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from common.settings import ADDRESSES, SettingsError, load
+from worker.settings import Settings as WorkerSettings
 
 
 class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,3 +87,10 @@ def test_an_unknown_section_of_the_file_is_named(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_addresses_have_ports_that_exist(address: str, is_good: bool) -> None:
     assert bool(re.search(ADDRESSES, address)) is is_good
+
+
+def test_a_pattern_is_told_in_words() -> None:
+    with pytest.raises(SettingsError, match="^worker: engine is 'foo', expected: host:port of"):
+        load(WorkerSettings, "worker", ["--model=x", "--engine=foo"], {})
+    with pytest.raises(SettingsError, match="dtype is 'x', expected: auto, float32, bfloat16, f"):
+        load(WorkerSettings, "worker", ["--model=x", "--dtype=x"], {})
