@@ -18,8 +18,6 @@ from common.channel import Gone, Router
 from engine_core.loop import WorkerLost
 from protos.worker import (
     Allocate,
-    DropKeys,
-    Errand,
     ErrandDone,
     ExecutePlan,
     FromWorker,
@@ -99,7 +97,7 @@ class ZmqWorkerLink:
         num_blocks = min(one.max_blocks for one in facts)
         if num_blocks < 1:
             raise WorkerLost("no memory is left for the KV cache; raise kv_cache_memory")
-        self._send_all(Allocate(num_blocks))
+        self.send(Allocate(num_blocks))
         ready: dict[int, WorkerReady] = {}
         while len(ready) < self._world_size:
             message = self._next(deadline, "a worker did not get ready")
@@ -112,7 +110,7 @@ class ZmqWorkerLink:
         """Wait until every rank has said something: one that died with its lease never will."""
         deadline = self._clock() + CONTACT_TIMEOUT_S
         while len(self._peers) < self._world_size:
-            self._wait()
+            self.wait()
             if self._clock() > deadline and len(self._peers) < self._world_size:
                 came = f"{len(self._peers)} of {self._world_size} workers came"
                 raise WorkerLost(f"{came} within {CONTACT_TIMEOUT_S:g} s")
@@ -126,7 +124,7 @@ class ZmqWorkerLink:
     def launch(self, plan: ExecutePlan) -> None:
         """Send `plan` to every rank; they compute plans in the order in which they come."""
         self._launched.append(plan.step_id)
-        self._send_all(plan)
+        self.send(plan)
 
     def collect(self) -> StepResult:
         """Wait until every rank has computed the oldest plan; rank 0's result counts."""
@@ -143,9 +141,14 @@ class ZmqWorkerLink:
                 raise WorkerLost(f"rank {rank} answered step {result.step_id}, not {step_id}")
         return results[0]
 
-    def send(self, errand: Errand | DropKeys) -> None:
-        """Send `errand` to every rank, behind the plans that went before."""
-        self._send_all(errand)
+    def send(self, message: ToWorker) -> None:
+        """Send `message` to every rank, behind what went before."""
+        try:
+            for peer in self._peers:
+                self._router.send(peer, message)
+        except Gone as error:
+            self._take_leave()
+            raise WorkerLost(f"worker {error} is not connected") from error
 
     def answers(self) -> list[ErrandDone]:
         """Return one answer to each errand that all ranks have answered: the worst of them."""
@@ -155,8 +158,16 @@ class ZmqWorkerLink:
         return [worst(self._errands.pop(errand_id).values()) for errand_id in found]
 
     def wait(self) -> None:
-        """Wait for a sign of a worker or of whoever wakes us, POLL_S seconds at most."""
-        self._wait()
+        """Take in whatever happens first, POLL_S seconds at most."""
+        ready = dict(self._poller.poll(int(POLL_S * 1000)))
+        if self._router.socket in ready:
+            self._receive()
+        if self._monitor in ready:
+            self._notice_disconnects()
+        now = self._clock()
+        if self._wake_on in ready or now >= self._next_attend:
+            self._next_attend = now + POLL_S
+            self._while_waiting()
 
     def age(self) -> float:
         """Return seconds since the most silent rank spoke; raise WorkerLost when it is gone."""
@@ -181,22 +192,10 @@ class ZmqWorkerLink:
     def _hear(self, deadline: float, why: str) -> tuple[int, FromWorker]:
         """Return the next message of a rank; raise WorkerLost(`why`) at `deadline`."""
         while not self._backlog:
-            self._wait()
+            self.wait()
             if self._clock() > deadline and not self._backlog:
                 raise WorkerLost(why)
         return self._backlog.popleft()
-
-    def _wait(self) -> None:
-        """Take in whatever happens first, POLL_S seconds at most."""
-        ready = dict(self._poller.poll(int(POLL_S * 1000)))
-        if self._router.socket in ready:
-            self._receive()
-        if self._monitor in ready:
-            self._notice_disconnects()
-        now = self._clock()
-        if self._wake_on in ready or now >= self._next_attend:
-            self._next_attend = now + POLL_S
-            self._while_waiting()
 
     def _receive(self) -> None:
         """Take one message in; only those of our ranks count, and heartbeats only as a sign."""
@@ -228,14 +227,6 @@ class ZmqWorkerLink:
             if rank is not None:
                 self._take_leave()
                 raise WorkerLost(f"rank {rank} disconnected")
-
-    def _send_all(self, message: ToWorker) -> None:
-        try:
-            for peer in self._peers:
-                self._router.send(peer, message)
-        except Gone as error:
-            self._take_leave()
-            raise WorkerLost(f"worker {error} is not connected") from error
 
     def _take_leave(self) -> None:
         """Hear what was said before a connection ended: a fault tells more than the end of it."""

@@ -184,7 +184,7 @@ def test_nobody_comes(pair: Pair) -> None:
 def test_a_worker_that_never_loads(pair: Pair) -> None:
     pair.worker.send(Heartbeat(0))
     while not pair.link._peers:
-        pair.link._wait()
+        pair.link.wait()
     pair.clock.is_fast = True
     with pytest.raises(WorkerLost, match="0 of 1 workers loaded within 60 s"):
         pair.link.join()
