@@ -117,10 +117,10 @@ class Roster:
         self._requeue(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence off the workers; it waits again when no plan names it."""
+        """Take a running sequence off the workers for the need of others."""
         sequence.num_preemptions += 1
         self.tally.num_preemptions += 1
-        self._set_back(sequence)
+        self.set_back(sequence)
 
     def shift(self, sequence: Sequence) -> None:
         """The context is full: what is left of it is computed anew, or turned by the next plan.
@@ -132,13 +132,10 @@ class Roster:
         if sequence.request.limits.rotate_kv:
             self.full.append(sequence)
         else:
-            self.recompute(sequence)
+            self.set_back(sequence)
 
-    def recompute(self, sequence: Sequence) -> None:
-        """Take a full sequence off the workers; nobody else's need, so no preemption is counted."""
-        self._set_back(sequence)
-
-    def _set_back(self, sequence: Sequence) -> None:
+    def set_back(self, sequence: Sequence) -> None:
+        """Take a running sequence off the workers; it waits again when no plan names it."""
         sequence.move(Status.PREEMPTED)
         self._leave(sequence)
         if sequence.last_plan <= self.applied:

@@ -30,7 +30,7 @@ def turn_full(roster: Roster, draft: Draft) -> None:
         if not draft.budget or sequence.last_plan > roster.applied:
             roster.full.append(sequence)
         elif not _turn(sequence, roster, draft):
-            roster.recompute(sequence)
+            roster.set_back(sequence)
 
 
 def _turn(sequence: Sequence, roster: Roster, draft: Draft) -> bool:
