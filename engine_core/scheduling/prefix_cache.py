@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
-from itertools import islice
 
 from engine_core.scheduling.block_pool import BlockPool
 from engine_core.scheduling.host_tier import HostTier
@@ -37,16 +36,13 @@ class PrefixCache:
         self._keys: dict[int, bytes] = {}
 
     def find(self, sequence: Sequence) -> Known:
-        size = self._pool.block_size
-        most = (len(sequence.tokens) - 1) // size
-        self._extend(sequence, most)
         found = []
-        for key in islice(sequence.block_keys, most):
+        for key in self.keys(sequence):
             block_id = self._blocks.get(key)
             if block_id is None:
                 break
             found.append(block_id)
-        return Known(len(found) * size, tuple(found))
+        return Known(len(found) * self._pool.block_size, tuple(found))
 
     def claim(self, sequence: Sequence, known: Known) -> None:
         self._pool.adopt(sequence.seq_id, known.block_ids)
