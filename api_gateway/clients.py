@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -27,6 +27,10 @@ from protos.tokenizer_pb2_grpc import TokenizerStub
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
+WAIT_TIMEOUT_S = 5.0
+"""How long a new job waits for a tokenizer."""
+REPLAY_TIMEOUT_S = 60.0
+"""The same of a job that was lost."""
 RESOLVE_EVERY_S = 2.0
 CANCEL_TIMEOUT_S = 3.0
 STALE_S = 1.5
@@ -41,19 +45,15 @@ class Peer:
     channel: grpc.aio.Channel
     link: Link | None = None
     task: asyncio.Task[None] | None = None
-    was_up: bool = field(default=True)  # so that the first failure is logged
+    was_up: bool = True  # so that the first failure is logged
 
 
 class TextClients:
     """Runs jobs on the least-loaded tokenizer that serves their model."""
 
-    def __init__(
-        self, tokenizers: str, wait_timeout_s: float = 5.0, replay_timeout_s: float = 60.0
-    ) -> None:
-        """A new job waits `wait_timeout_s` for a tokenizer, a lost one `replay_timeout_s`."""
-        self._tokenizers = tokenizers
-        self._wait_timeout_s = wait_timeout_s
-        self._replay_timeout_s = replay_timeout_s
+    def __init__(self, tokenizers: str) -> None:
+        self.tokenizers = tokenizers
+        """The addresses as configured."""
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[Job, None] = {}
         self._connected = asyncio.Event()
@@ -75,11 +75,6 @@ class TextClients:
             await peer.channel.close(None)
 
     # ── what is out there ────────────────────────────────────────────────────────────────────
-
-    @property
-    def tokenizers(self) -> str:
-        """The addresses as configured."""
-        return self._tokenizers
 
     def links(self) -> list[Link]:
         return [peer.link for peer in list(self._peers.values()) if peer.link is not None]
@@ -106,7 +101,7 @@ class TextClients:
         Raises NotFound, or Unavailable when nobody came.
         """
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._connected.wait(), self._wait_timeout_s)
+            await asyncio.wait_for(self._connected.wait(), WAIT_TIMEOUT_S)
         models = self.models()
         for info in models:
             if name is None or name == info.id or name in info.aliases:
@@ -139,7 +134,7 @@ class TextClients:
     def submit(self, job: Job) -> None:
         """Run `job`, now or when a tokenizer is there; all news goes to its mailbox."""
         if not self._place(job):
-            self._hold(job, self._wait_timeout_s)
+            self._hold(job, WAIT_TIMEOUT_S)
 
     def go_on(self, job: Job) -> None:
         """Send what of `job` has waited for its own prompts to end."""
@@ -218,13 +213,13 @@ class TextClients:
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])
         elif not self._place(job):
-            self._hold(job, self._replay_timeout_s)
+            self._hold(job, REPLAY_TIMEOUT_S)
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────
 
     async def _keep_resolving(self) -> None:
         while True:
-            found = await resolve(self._tokenizers)
+            found = await resolve(self.tokenizers)
             for address in sorted(found - self._peers.keys()):
                 peer = self._peers[address] = Peer(address, channel(address))
                 peer.task = asyncio.create_task(self._keep_connected(peer))

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_gateway import clients
 from protos.common_pb2 import ErrorDetail
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, tool
@@ -138,9 +139,11 @@ async def test_only_operators_empty_the_cache(fake: FakeTokenizer, tmp_path: Pat
             assert reply.status_code == status, reply.text
 
 
-async def test_without_a_tokenizer_there_is_an_honest_503(free_address: str) -> None:
+async def test_without_a_tokenizer_there_is_an_honest_503(
+    free_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "WAIT_TIMEOUT_S", 0.01)
     async with running(free_address) as gateway, in_process(gateway) as http:
-        gateway.clients._wait_timeout_s = 0.01
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
             assert (await http.post(path, json=body)).status_code == 503
         assert (await http.get("/v1/requests/a")).status_code == 503

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from api_gateway import clients
 from api_gateway.__main__ import Gateway
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, events, text_of
@@ -135,9 +136,11 @@ async def test_a_ragged_batch_costs_the_stream_not_the_request(fake: FakeTokeniz
     assert len(fake.streams) == 2
 
 
-async def test_nobody_there_is_503_and_says_when_to_come_back(free_address: str) -> None:
+async def test_nobody_there_is_503_and_says_when_to_come_back(
+    free_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "WAIT_TIMEOUT_S", 0.05)
     async with running(free_address) as gateway, in_process(gateway) as http:
-        gateway.clients._wait_timeout_s = 0.05
         reply = await http.post("/v1/chat/completions", json=chat())
         assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
         assert reply.json()["error"]["code"] == "no_tokenizer"
