@@ -23,14 +23,12 @@ class Job:
     `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts replays.
     """
 
-    def __init__(
-        self, requests: Sequence[TextRequest], deadline_s: float | None = None, attempt: int = 0
-    ) -> None:
+    def __init__(self, requests: Sequence[TextRequest], deadline_s: float | None = None) -> None:
         """`requests` lack their slots; `deadline_s` is on the monotonic clock."""
         self.mailbox = Mailbox()
         self.requests = requests
         self.deadline_s = deadline_s
-        self.attempt = attempt
+        self.attempt = 0
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []
