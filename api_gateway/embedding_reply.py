@@ -6,38 +6,18 @@ import base64
 import math
 import sys
 from array import array
-from collections.abc import Sequence
 
-from api_gateway.asgi import Call
 from api_gateway.bulks import Bulks
 from api_gateway.checks import refuse
 from api_gateway.job import Job
 from api_gateway.meter import Meter, usage_of
+from api_gateway.replies import OnePiece
 from api_gateway.sessions import Choice
-from api_gateway.translate import Order
-from common.errors import Internal, ServiceError
+from common.errors import Internal
 
 
-class EmbeddingReply:
+class EmbeddingReply(OnePiece):
     """Waits for every input and answers with one JSON object."""
-
-    is_started = False
-
-    def __init__(self, call: Call, order: Order) -> None:
-        self._call = call
-        self._order = order
-
-    async def advance(self, news: Sequence[Choice]) -> None:
-        """Nothing to show before the end."""
-
-    async def keep_alive(self) -> None:
-        """A reply in one piece has no room for comments."""
-
-    async def fail(self, error: ServiceError) -> None:
-        raise error
-
-    def close(self) -> None:
-        """Nothing was open."""
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply; raises InvalidRequest when more dimensions are asked for than are."""

@@ -49,17 +49,12 @@ def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogpro
     return [row for row in rows if choice.num_reasoning <= row.index < end]
 
 
-class WholeReply:
-    """Waits for every choice and answers with one JSON object."""
+class OnePiece:
+    """A reply that shows nothing before its end."""
 
-    is_started = False
-
-    def __init__(self, call: Call, order: Order, created: int, fingerprint: str) -> None:
+    def __init__(self, call: Call, order: Order) -> None:
         self._call = call
         self._order = order
-        self._created = created
-        self._fingerprint = fingerprint
-        self._bulks: list[Bulks] = []
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Nothing to show before the end."""
@@ -72,6 +67,16 @@ class WholeReply:
 
     def close(self) -> None:
         """Nothing was open."""
+
+
+class WholeReply(OnePiece):
+    """Waits for every choice and answers with one JSON object."""
+
+    def __init__(self, call: Call, order: Order, created: int, fingerprint: str) -> None:
+        super().__init__(call, order)
+        self._created = created
+        self._fingerprint = fingerprint
+        self._bulks: list[Bulks] = []
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply."""

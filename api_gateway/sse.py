@@ -51,7 +51,7 @@ class EventStream:
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
         self._num_bytes = 0
-        self.is_started = False
+        self._is_started = False
         metrics.streams.inc()
 
     async def advance(self, news: Sequence[Choice]) -> None:
@@ -91,7 +91,7 @@ class EventStream:
 
         What was used up to there is told as in a stream that ended well.
         """
-        if not self.is_started:
+        if not self._is_started:
             raise error
         tail = error_frame(error, self._call.request_id)
         if self._order.include_usage:
@@ -184,8 +184,8 @@ class EventStream:
         """Write; the vigil sees when a send began and that it has not come back."""
         vigil = self._vigil
         vigil.sent_s = vigil.sending_since_s = time.monotonic()
-        if not self.is_started:
-            self.is_started = True
+        if not self._is_started:
+            self._is_started = True
             await self._call.start(200, HEADERS)
             body = self._chunks.opening() + body
         await self._call.send({"type": "http.response.body", "body": body, "more_body": more_body})
