@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from api_gateway.answers import CallReader, whole_calls
 from api_gateway.bulks import Bulks
+from api_gateway.replies import stop_reason
 from api_gateway.structure import blamed, grammar_field
 from common.errors import Internal, from_detail
 from millrace.client import EngineClient, Piece
@@ -73,7 +74,7 @@ class Deltas:
     ) -> None:
         called = finish.reason == common_pb2.STOPPED and self._calls[output.index].num_calls
         output.finish_reason = "tool_calls" if called else FINISH_REASONS[finish.reason]
-        output.stop_reason = _stop_reason(finish)
+        output.stop_reason = stop_reason(finish)
         output.num_reasoning_tokens = finish.num_reasoning_tokens
         whole.num_prompt_tokens = finish.num_prompt_tokens
         whole.num_cached_tokens = finish.num_cached_tokens
@@ -120,10 +121,3 @@ def _logprobs(rows: Sequence[TextLogprobs]) -> list[dict[int, Logprob]]:
         {e.token_id: Logprob(e.logprob, e.token, e.token_bytes) for e in row.entries}
         for row in rows
     ]
-
-
-def _stop_reason(finish: common_pb2.Finish) -> int | str | None:
-    kind = finish.WhichOneof("stop_reason")
-    if kind is None:
-        return None
-    return finish.stop_string if kind == "stop_string" else finish.stop_token_id
