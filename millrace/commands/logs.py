@@ -70,7 +70,7 @@ def _lines(state: StateFolder, args: argparse.Namespace) -> Iterator[str]:
 
 def _wanted(line: str, services: list[str]) -> bool:
     name = line.partition(" | ")[0].strip()
-    return not services or name in services or name.rpartition("-")[0] in services
+    return name in services or name.rpartition("-")[0] in services
 
 
 def follow(state: StateFolder, num_lines: int) -> Iterator[str]:
