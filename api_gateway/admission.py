@@ -37,6 +37,8 @@ class Admission:
                 code="too_many_requests",
                 retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, self._gap_s)),
             )
+        if not self.num_active and self._last_end_s is not None:
+            self._last_end_s = self._clock()  # the time in which nobody was there is no pace
         self.num_active += 1
         try:
             yield

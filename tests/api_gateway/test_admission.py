@@ -35,6 +35,18 @@ def test_retry_after_follows_the_pace_of_the_ends() -> None:
     assert full.value.retry_after_s == pytest.approx(8.0, abs=0.1)
 
 
+def test_a_quiet_hour_is_no_slow_pace() -> None:
+    now = [0.0]
+    admission = Admission(1, clock=lambda: now[0])
+    for pause_s in (0.0, 3600.0, 3600.0):
+        now[0] += pause_s
+        with admission.enter():
+            now[0] += 1.0
+    with admission.enter(), pytest.raises(Overloaded) as full, admission.enter():
+        raise AssertionError
+    assert full.value.retry_after_s == pytest.approx(1.0)
+
+
 async def test_ready_says_no_before_requests_are_refused(fake: FakeTokenizer) -> None:
     async with running(fake.address) as gateway:
         await until(lambda: not gateway.health.reasons())
