@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from api_gateway.bulks import Bulks
 from api_gateway.embedding_reply import shaped
@@ -26,6 +26,7 @@ from protos import common_pb2
 from protos.tokenizer_pb2 import TextRequest
 from worker.hooks import Callback, Hook
 
+T = TypeVar("T")
 CLOSED = "this LLM is closed"
 MAX_IN_FLIGHT = 256
 """Requests given to the client at once; the others wait here, where they cost nothing."""
@@ -84,14 +85,8 @@ class AsyncLLM:
         """
         several = listed(prompts)
         each = _params_for(several, params)
-        tasks = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                for prompt, one in zip(several, each, strict=True):
-                    tasks.append(group.create_task(collect(self.stream(prompt, one))))
-        except* Exception as group_error:
-            raise _first(group_error) from None
-        return [task.result() for task in tasks]
+        pairs = zip(several, each, strict=True)
+        return await _together(collect(self.stream(prompt, one)) for prompt, one in pairs)
 
     async def chat(
         self,
@@ -117,16 +112,9 @@ class AsyncLLM:
         if dimensions is not None and type(dimensions) is not int:
             message = f"dimensions must be a whole number, got {dimensions!r}"
             raise InvalidRequest(message, param="dimensions")
-        tasks = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                for prompt in listed(prompts):
-                    request = embed_request(prompt, self._client.info, self._next_id(), pooling)
-                    work = self._embed(request, dimensions, normalize)
-                    tasks.append(group.create_task(work))
-        except* Exception as group_error:
-            raise _first(group_error) from None
-        return [task.result() for task in tasks]
+        info = self._client.info
+        requests = (embed_request(one, info, self._next_id(), pooling) for one in listed(prompts))
+        return await _together(self._embed(one, dimensions, normalize) for one in requests)
 
     async def _embed(
         self, request: TextRequest, dimensions: int | None, normalize: bool
@@ -244,6 +232,16 @@ def _params_for(
 
 def _is_params(one: object) -> bool:
     return one is None or isinstance(one, SamplingParams)
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what all of these return, in their order; the first error of any ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except* Exception as group_error:
+        raise _first(group_error) from None
+    return [task.result() for task in tasks]
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:
