@@ -33,6 +33,7 @@ from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 ENCODE_THREADS = 2
 TEMPLATE_TIMEOUT_S = 2.0
 """Longest time a chat template may take."""
+TEMPLATE_MAX_CHARS = 4_000_000
 
 PROMPT_END_TOKENS = 16
 """Enough for a think tag that is spelled by several tokens, and newlines after it; or for a token
@@ -47,13 +48,12 @@ class TextModel:
         folder: ModelFolder,
         tokenizer: Tokenizer | None,
         template: TemplateProcess | None,
-        encode_threads: int,
         metrics: TokenizerMetrics,
     ) -> None:
         self.folder = folder
         self.tokenizer = tokenizer
         self._template = template
-        self._executor = ThreadPoolExecutor(encode_threads, thread_name_prefix="encode")
+        self._executor = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="encode")
         self.vocab_size = folder.vocab_size or (tokenizer.size if tokenizer is not None else 0)
         self.prompts = PromptBuilder(
             tokenizer,
@@ -150,22 +150,15 @@ class TextModel:
             return  # this template asks for more; it is compiled all the same
 
 
-def load_text_model(
-    path: Path,
-    served_name: str,
-    metrics: TokenizerMetrics,
-    encode_threads: int = ENCODE_THREADS,
-    template_timeout_s: float = TEMPLATE_TIMEOUT_S,
-    template_max_chars: int = 4_000_000,
-) -> TextModel:
+def load_text_model(path: Path, served_name: str, metrics: TokenizerMetrics) -> TextModel:
     """Read a model folder's text side; raise ModelFolderError when it cannot be served."""
     folder = read_model_folder(path, served_name)
     template = None
     if folder.templates:
         template = TemplateProcess(
-            folder.templates, folder.token_texts or {}, template_timeout_s, template_max_chars
+            folder.templates, folder.token_texts or {}, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
         )
-    return TextModel(folder, load_tokenizer(folder), template, encode_threads, metrics)
+    return TextModel(folder, load_tokenizer(folder), template, metrics)
 
 
 def all_eos_ids(folder: ModelFolder, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -52,7 +52,7 @@ async def build(tiny_folder: Path) -> AsyncIterator[Build]:
 
     def make(folder: Path = tiny_folder, with_engine: bool = True, **options: Any) -> Stage:
         metrics = TokenizerMetrics(CollectorRegistry())
-        model = load_text_model(folder, "tiny", metrics, encode_threads=1)
+        model = load_text_model(folder, "tiny", metrics)
         models.append(model)
         states: list[EngineState] = []
         pipeline = TextPipeline(model, metrics, on_engine_state=states.append, **options)

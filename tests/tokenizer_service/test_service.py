@@ -94,7 +94,7 @@ async def tier(
     folder: Path, engines: list[FakeEngine], silent_after_s: float = 10.0
 ) -> AsyncIterator[Tier]:
     metrics, states = TokenizerMetrics(CollectorRegistry()), StateFeed()
-    model = load_text_model(folder, "tiny", metrics, encode_threads=1)
+    model = load_text_model(folder, "tiny", metrics)
     pipeline = TextPipeline(model, metrics, on_engine_state=states.tell)
     server = rpc.new_server()
     addresses = ",".join(f"127.0.0.1:{engine.port}" for engine in engines)
