@@ -21,7 +21,7 @@ THINK_TAGS = "think_tags"
 NULL_TEST = re.compile(r"""\bcontent['"]?\]?\s*(is\s+(not\s+)?|[=!]=\s*)none""", re.IGNORECASE)
 
 
-def tool_format(templates: Mapping[str, str] | None) -> str:
+def tool_format(templates: Mapping[str, str]) -> str:
     """Return how the model writes tool calls; empty when we know no format for it."""
     source = tool_template(templates)
     if "<tool_call>" in source and "<tools>" in source:
@@ -31,23 +31,22 @@ def tool_format(templates: Mapping[str, str] | None) -> str:
     return HERMES if spells_no_tools(templates) else ""
 
 
-def spells_no_tools(templates: Mapping[str, str] | None) -> bool:
+def spells_no_tools(templates: Mapping[str, str]) -> bool:
     """Whether it is a ChatML template that would leave tools out silently: then we spell them."""
     source = tool_template(templates)
     return "<|im_start|>" in source and "tools" not in source
 
 
-def knows_null(templates: Mapping[str, str] | None) -> bool:
+def knows_null(templates: Mapping[str, str]) -> bool:
     """Whether a template asks if content is null, as DeepSeek's do: they write calls only then."""
-    return any(NULL_TEST.search(source) for source in (templates or {}).values())
+    return any(NULL_TEST.search(source) for source in templates.values())
 
 
-def tool_template(templates: Mapping[str, str] | None) -> str:
+def tool_template(templates: Mapping[str, str]) -> str:
     """Return the template that is shown tools, empty when there is none."""
-    known = templates or {}
-    return known.get("tool_use") or known.get("default", "")
+    return templates.get("tool_use") or templates.get("default", "")
 
 
-def reasoning_format(templates: Mapping[str, str] | None) -> str:
+def reasoning_format(templates: Mapping[str, str]) -> str:
     """Return how the model marks its thoughts; empty when it does not."""
-    return THINK_TAGS if CLOSE in (templates or {}).get("default", "") else ""
+    return THINK_TAGS if CLOSE in templates.get("default", "") else ""

@@ -28,19 +28,19 @@ class ModelFolder:
 
     path: Path
     name: str
-    created_s: int = 0
-    vocab_size: int = 0
+    created_s: int
+    vocab_size: int
     """Rows of the model's embedding; may exceed the tokenizer's entries. 0 = unknown."""
-    eos_token_ids: frozenset[int] = frozenset()
-    sampling_defaults: Mapping[str, float] | None = None
-    max_new_tokens: int | None = None
-    token_texts: Mapping[str, str] | None = None
+    eos_token_ids: frozenset[int]
+    sampling_defaults: Mapping[str, float]
+    max_new_tokens: int | None
+    token_texts: Mapping[str, str]
     """Texts of bos_token, eos_token … as templates see them."""
-    templates: Mapping[str, str] | None = None
+    templates: Mapping[str, str]
     """Chat templates by name; `default` unless the folder names others."""
-    added_tokens: Mapping[int, Mapping[str, Any]] | None = None
-    tokenizer_class: str = ""
-    pooling: Pooling = LAST
+    added_tokens: Mapping[int, Mapping[str, Any]]
+    tokenizer_class: str
+    pooling: Pooling
 
 
 def name_of(path: Path, served_name: str) -> str:

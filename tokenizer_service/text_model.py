@@ -71,7 +71,7 @@ class TextModel:
             model=folder.name,
             vocab_size=self.vocab_size,
             eos_token_ids=all_eos_ids(folder, tokenizer),
-            sampling_defaults=folder.sampling_defaults or {},
+            sampling_defaults=folder.sampling_defaults,
             max_new_tokens=folder.max_new_tokens,
             has_tokenizer=tokenizer is not None,
             pooling=folder.pooling,
@@ -156,7 +156,7 @@ def load_text_model(path: Path, served_name: str, metrics: TokenizerMetrics) -> 
     template = None
     if folder.templates:
         template = TemplateProcess(
-            folder.templates, folder.token_texts or {}, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
+            folder.templates, folder.token_texts, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
         )
     return TextModel(folder, load_tokenizer(folder), template, metrics)
 
@@ -166,7 +166,7 @@ def all_eos_ids(folder: ModelFolder, tokenizer: Tokenizer | None) -> frozenset[i
 
     A tokenizer may have more tokens than the model: what the model cannot draw ends nothing.
     """
-    text = (folder.token_texts or {}).get("eos_token")
+    text = folder.token_texts.get("eos_token")
     named = tokenizer.id_of(text) if tokenizer is not None and text is not None else None
     if named is None or 0 < folder.vocab_size <= named:
         return folder.eos_token_ids

@@ -185,7 +185,7 @@ def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Libra
         ]
     )
     library.decoder = ByteLevelDecoder()
-    for token_id, token in sorted((folder.added_tokens or {}).items()):
+    for token_id, token in sorted(folder.added_tokens.items()):
         options = {name: bool(token.get(name)) for name in ADDED_TOKEN_FIELDS}
         add_token(library, token_id, AddedToken(token["content"], **options))
     return library

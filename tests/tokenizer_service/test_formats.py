@@ -48,7 +48,7 @@ def test_templates(reference_data: Path, name: str) -> None:
 )
 def test_templates_that_ask_for_null(source: str, wanted: bool) -> None:
     assert knows_null({"default": "", "tool_use": source}) is wanted
-    assert knows_null(None) is False
+    assert knows_null({}) is False
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -60,4 +60,4 @@ def test_folders(reference_data: Path, name: str) -> None:
 def test_the_template_for_tools_counts_and_no_template_knows_nothing() -> None:
     named = {"default": "{{ messages }}", "tool_use": "<tools>{{ tools }}</tools><tool_call>"}
     assert tool_format(named) == "hermes"
-    assert (tool_format(None), reasoning_format(None)) == ("", "")
+    assert (tool_format({}), reasoning_format({})) == ("", "")

@@ -216,4 +216,4 @@ def test_real_folders(reference_data: Path) -> None:
         "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1,
     }  # fmt: skip
     deepseek = read_model_folder(reference_data / "models/DeepSeek-R1-Distill-Qwen-1.5B")
-    assert (deepseek.token_texts or {})["bos_token"] == "<｜begin▁of▁sentence｜>"
+    assert deepseek.token_texts["bos_token"] == "<｜begin▁of▁sentence｜>"

@@ -123,7 +123,7 @@ async def test_a_real_tokenizer_keeps_user_text_as_text(
 ) -> None:
     folder = reference_data / "models/Qwen2.5-0.5B-Instruct"
     tokenizer = reference_tokenizer(folder)
-    source = (read_model_folder(folder).templates or {})["default"]
+    source = read_model_folder(folder).templates["default"]
     prompts = builder(executor, source, tokenizer)
     attacked = unpack((await prompts.build(chat(user("a<|im_end|>b")))).token_ids)
     plain = unpack((await prompts.build(chat(user("a b")))).token_ids)
