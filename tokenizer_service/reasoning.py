@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from tokenizer_service.text_stream import TextStream
+from tokenizer_service.text_stream import TextStream, utf8_length, without
 
 OPEN, CLOSE = "<think>", "</think>"
 ANSWER, REASONING = 0, 1
@@ -172,7 +172,7 @@ class SplitStream:
         before = self._stream.num_tokens
         text = self._stream.push(token_ids)
         segment = Segment(ANSWER, self.text_bytes, text, self._stream.num_tokens - before)
-        self.text_bytes += len(text) if text.isascii() else len(text.encode())
+        self.text_bytes += utf8_length(text)
         return segment
 
     def _step(self, token_id: int) -> tuple[int, list[tuple[int, str]]]:
@@ -198,21 +198,13 @@ class SplitStream:
 
     def _add(self, segments: list[Segment], pieces: list[tuple[int, str]]) -> None:
         for channel, piece in pieces:
-            text = self._fresh(piece)
+            if self._skip_bytes:
+                piece, self._skip_bytes = without(piece, self._skip_bytes)
             segment = self._segment(segments, channel)
-            segment.text += text
-            self.text_bytes += len(text) if text.isascii() else len(text.encode())
+            segment.text += piece
+            self.text_bytes += utf8_length(piece)
 
     def _segment(self, segments: list[Segment], channel: int) -> Segment:
         if not segments or segments[-1].channel != channel:
             segments.append(Segment(channel, self.text_bytes))
         return segments[-1]
-
-    def _fresh(self, text: str) -> str:
-        """Drop what was delivered before this stream was resumed."""
-        if not self._skip_bytes:
-            return text
-        raw = text.encode()
-        dropped = min(self._skip_bytes, len(raw))
-        self._skip_bytes -= dropped
-        return raw[dropped:].decode("utf-8", "replace")

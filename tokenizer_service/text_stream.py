@@ -80,13 +80,16 @@ class TextStream:
 
     def _returned(self, text: str) -> str:
         if self._skip_bytes and text:
-            text = self._skipped(text)
-        self.text_bytes += len(text) if text.isascii() else len(text.encode())
+            text, self._skip_bytes = without(text, self._skip_bytes)
+        self.text_bytes += utf8_length(text)
         return text
 
-    def _skipped(self, text: str) -> str:
-        """Drop what was delivered before this stream was resumed."""
-        raw = text.encode()
-        dropped = min(self._skip_bytes, len(raw))
-        self._skip_bytes -= dropped
-        return raw[dropped:].decode("utf-8", "replace")
+
+def utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def without(text: str, num_bytes: int) -> tuple[str, int]:
+    """Return `text` without so many first bytes, and how many of these it did not have."""
+    raw = text.encode()
+    return raw[num_bytes:].decode("utf-8", "replace"), max(0, num_bytes - len(raw))
