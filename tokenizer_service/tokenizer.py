@@ -104,11 +104,6 @@ class Tokenizer:
         copy.encode_special_tokens = True
         return copy
 
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether the table of ready strings stands in for the library's decode."""
-        return self._table is not None
-
     def detokenizer(self, keep_special: bool, before: Sequence[int] = ()) -> Detokenizer:
         """Return a fresh incremental decoder of what follows the tokens `before`."""
         if self._table is not None:

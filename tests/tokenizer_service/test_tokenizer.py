@@ -16,6 +16,7 @@ from common.model_folder import ModelFolderError
 from protos.columns import pack, unpack
 from tests.support.tiny_tokenizer import tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
+from tokenizer_service.detokenizer import TableDetokenizer
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
@@ -42,7 +43,7 @@ def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_pat
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     shutil.copy(source / "tokenizer_config.json", tmp_path)
     built = load_tokenizer(read_model_folder(tmp_path))
-    assert built is not None and built.is_byte_level
+    assert built is not None and isinstance(built.detokenizer(True), TableDetokenizer)
     ready = reference_tokenizer(source)
     for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
         if case["model"] == source.name:
@@ -52,7 +53,8 @@ def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_pat
 
 def test_real_tokenizers_use_the_table(reference_data: Path) -> None:
     for folder in sorted((reference_data / "models").glob("*/tokenizer.json")):
-        assert reference_tokenizer(folder.parent).is_byte_level
+        built = reference_tokenizer(folder.parent)
+        assert isinstance(built.detokenizer(True), TableDetokenizer)
 
 
 def test_special_tokens_are_recognised_only_by_the_plain_way(tiny_tokenizer: Tokenizer) -> None:
