@@ -32,8 +32,8 @@ class GpuMissing(Exception):
 class CupyGpu:
     """The first device that no other worker has, one stream."""
 
-    def __init__(self, cache: Path | None = None) -> None:
-        """`cache` is where kernels are kept that had to be compiled; raise GpuMissing."""
+    def __init__(self) -> None:
+        """Raises GpuMissing."""
         try:
             import cupy
         except ImportError as error:
@@ -49,7 +49,7 @@ class CupyGpu:
         except NoDeviceFree as error:
             raise GpuMissing(str(error)) from error
         self._cupy = cupy
-        self._cache = cache or Path.home() / ".cache" / "millrace" / "cubins"
+        self._cache = Path.home() / ".cache" / "millrace" / "cubins"  # of kernels compiled here
         self._target = target_of(self._device.compute_capability)
         self._stems = {instance.symbol: instance.stem for instance in instances()}
         self._modules: dict[str, tuple[Any, dict[str, str]]] = {}
