@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.settings import ADDRESSES
+from common.settings import ADDRESSES, LogLevel
 
 _ORIGIN = r"(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s,/]+/?)"
 ORIGINS = rf"^\s*({_ORIGIN}(\s*,\s*{_ORIGIN})*)?\s*$"
@@ -60,7 +60,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(description="a silent stream gets a comment this often", gt=0)
     ] = 15.0
     lenient: Annotated[bool, Meta(description="ignore unknown request fields")] = False
-    log_level: Annotated[
-        str,
-        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
-    ] = "info"
+    log_level: LogLevel = "info"

@@ -17,7 +17,6 @@ from common.errors import PortTaken
 
 In = TypeVar("In")
 
-
 GIVE_UP_S = 10
 """A host that acknowledges nothing for this long is gone. TCP alone takes a quarter of an hour to
 say so, and after an outage about as long again as it lasted."""

@@ -99,9 +99,7 @@ class Unavailable(ServiceError):
     http_status, openai_type, default_code = 503, "unavailable_error", "unavailable"
 
 
-BY_KIND: dict[str, type[ServiceError]] = {
-    cls.__name__: cls for cls in ServiceError.__subclasses__()
-}
+BY_KIND = {cls.__name__: cls for cls in ServiceError.__subclasses__()}
 
 
 def from_detail(detail: Any) -> ServiceError:

@@ -25,8 +25,7 @@ from common.errors import PortTaken
 log = logging.getLogger(__name__)
 PEER_TIMEOUT_S = 10.0
 """A peer that is silent for longer is gone, and would keep its thread for ever."""
-Readiness = Callable[[], list[str]]
-"""Returns the reasons why this process is not ready; empty means ready."""
+Readiness = Callable[[], list[str]]  # why this process is not ready; empty = it is
 
 
 def new_registry() -> CollectorRegistry:

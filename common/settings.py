@@ -14,10 +14,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 import yaml
+from msgspec import Meta
 
 SERVICES = ("gateway", "tokenizer", "engine", "worker")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -26,6 +27,9 @@ CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 ADDRESS = r"[^\s,/]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
 """Patterns of fields that name host:port, and several of them."""
+LogLevel = Annotated[
+    str, Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$")
+]
 
 
 class SettingsError(Exception):

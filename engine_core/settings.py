@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.settings import LogLevel
+
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """MILLRACE_ENGINE_<FIELD> in the environment, `--field=value` on the command line."""
@@ -60,7 +62,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_timeout_s: Annotated[
         float, Meta(description="a step older than this loses its replica", gt=0)
     ] = 30.0
-    log_level: Annotated[
-        str,
-        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
-    ] = "info"
+    log_level: LogLevel = "info"

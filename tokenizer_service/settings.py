@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.settings import ADDRESSES
+from common.settings import ADDRESSES, LogLevel
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replay_timeout_s: Annotated[
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)
     ] = 60.0
-    log_level: Annotated[
-        str,
-        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
-    ] = "info"
+    log_level: LogLevel = "info"

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.settings import ADDRESS
+from common.settings import ADDRESS, LogLevel
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "127.0.0.1"
     )
     metrics_port: Annotated[int, Meta(description="their port, 0 = any", ge=0, le=65535)] = 7301
-    log_level: Annotated[
-        str,
-        Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$"),
-    ] = "info"
+    log_level: LogLevel = "info"
