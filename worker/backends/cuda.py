@@ -104,7 +104,7 @@ class CudaBackend:
             raise KernelError(f"{num_heads} heads over {num_kv_heads} are more than 16 a key head")
         self.arena = Arena(gpu)
         self._gpu = gpu
-        self.dtype = self._dtype = dtype
+        self.dtype = dtype
         self._storage = STORAGE[dtype]
         self._sizes = sizes
         self._is_int8 = is_int8
@@ -123,7 +123,7 @@ class CudaBackend:
 
     @property
     def fingerprint(self) -> str:
-        weights = f"{self._dtype} int8" if self._is_int8 else self._dtype
+        weights = f"{self.dtype} int8" if self._is_int8 else self.dtype
         return f"cuda {self._gpu.name} {weights} split={SPLIT}"
 
     def sampler(self, vocab_size: int) -> CudaSampler:
@@ -200,7 +200,7 @@ class CudaBackend:
         return self._linears.run(self.arena, pending, "logits", "f32", "plain")
 
     def _read_states(self, states: Array) -> Floats:
-        return from_storage(self._gpu.read(states), self._dtype)
+        return from_storage(self._gpu.read(states), self.dtype)
 
     # ── weights ──────────────────────────────────────────────────────────────────────────────
 
@@ -218,7 +218,7 @@ class CudaBackend:
     def _pack(
         self, weights: Sequence[Floats], biases: Sequence[Floats], is_int8: bool
     ) -> CudaLinear:
-        linear = self.loading.linear(self._dtype, weights, biases, is_int8)
+        linear = self.loading.linear(self.dtype, weights, biases, is_int8)
         self.weight_bytes += linear.num_bytes
         return linear
 
@@ -236,8 +236,8 @@ class CudaBackend:
 
     def embedding(self, table: CudaLinear, token_ids: Array) -> Array:
         out = self.arena.take("residual", (len(token_ids), table.num_inputs), f32)
-        form = "embedding" if self._dtype == "f32" else "embedding_packed"
-        kind = self._dtype if table.scale is None else "int8"
+        form = "embedding" if self.dtype == "f32" else "embedding_packed"
+        kind = self.dtype if table.scale is None else "int8"
         arguments = (out, table.weight, table.scale, token_ids, self._drawn, i32(table.num_inputs))
         self._gpu.launch(f"{form}_{kind}", (len(token_ids),), 128, arguments)
         return out
@@ -261,7 +261,7 @@ class CudaBackend:
         out = self.arena.take(name, (count, width), self._storage)
         if count:
             arguments = (out, residual, x, weight, rows, i32(width), f32(eps))
-            self._gpu.launch(f"add_rms_norm_{self._dtype}", (count,), 256, arguments)
+            self._gpu.launch(f"add_rms_norm_{self.dtype}", (count,), 256, arguments)
         return out
 
     def linear(self, x: Array, linear: CudaLinear) -> Pending:
@@ -281,14 +281,14 @@ class CudaBackend:
         rotary: CudaRotary,
     ) -> Array:
         normed = qkv if isinstance(qkv, Normed) else Normed(qkv, None, None, 0.0)
-        projected = self._linears.run(self.arena, normed.qkv, "qkv", self._dtype, "plain")
+        projected = self._linears.run(self.arena, normed.qkv, "qkv", self.dtype, "plain")
         _, num_kv_heads, head_dim = self._sizes
         q = self.arena.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
         heads = np.array((num_heads, num_kv_heads, step.page_shift, normed.eps), HEADS)
         arguments = (q, cache.keys, cache.values, projected, self._turns(step, rotary), step.cells,
                      normed.q_weight, normed.k_weight, heads)  # fmt: skip
         grid = (step.num_tokens, -(-(num_heads + 2 * num_kv_heads) // 4))
-        self._gpu.launch(f"rope_{self._dtype}_{head_dim}", grid, 128, arguments)
+        self._gpu.launch(f"rope_{self.dtype}_{head_dim}", grid, 128, arguments)
         return q
 
     def _turns(self, step: CudaStep, rotary: CudaRotary) -> Array:
@@ -319,7 +319,7 @@ class CudaBackend:
     def stored_keys(self, step: CudaStep, cache: LayerPages) -> Floats:
         cells, block_size = self._gpu.read(step.cells), cache.keys.shape[2]
         keys = self._gpu.read(cache.keys)[cells // block_size, :, cells % block_size]
-        return from_storage(keys, self._dtype)
+        return from_storage(keys, self.dtype)
 
     def to_host(self, tensor: Any) -> Floats:
         """Launch what is pending, wait, and copy; for whoever looks on."""
@@ -329,7 +329,7 @@ class CudaBackend:
             return head_norm_reference(qkv, *weights, self._sizes[0], tensor.eps)
         if not isinstance(tensor, Pending):
             values = self._gpu.read(tensor)
-            return from_storage(values, self._dtype if values.dtype == np.uint16 else "f32")
+            return from_storage(values, self.dtype if values.dtype == np.uint16 else "f32")
         return self._linears.watched(self.arena, tensor)
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
@@ -338,4 +338,4 @@ class CudaBackend:
         heads = np.array((num_heads, num_kv_heads, shift, 0.0), HEADS)
         place = upload(self._gpu, cells)
         arguments = (cache.keys, place, rotary.frequencies, i32(delta), heads)
-        self._gpu.launch(f"rope_shift_{self._dtype}_{head_dim}", (len(cells),), 32, arguments)
+        self._gpu.launch(f"rope_shift_{self.dtype}_{head_dim}", (len(cells),), 32, arguments)
