@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -16,8 +16,6 @@ from api_gateway.__main__ import Gateway, configure
 from api_gateway.settings import Settings
 from tests.api_gateway.official import verify
 from tests.support.fake_tokenizer import FakeTokenizer, echo
-
-MakeClient = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
 async def until(what: Callable[[], bool]) -> None:

@@ -59,7 +59,6 @@ class FakeScheduler:
         self.router: Router[wire.FromWorker] = Router(context, "tcp://127.0.0.1:*", wire.FromWorker)
         self.port = self.router.port
         self.peer = b""
-        self.num_heartbeats = 0
 
     def expect(self, kind: type[M]) -> M:
         """Return the next message that is no heartbeat; it must be a `kind`."""
@@ -68,7 +67,6 @@ class FakeScheduler:
             assert received is not None, f"no {kind.__name__} came"
             self.peer, message = received
             if isinstance(message, wire.Heartbeat):
-                self.num_heartbeats += 1
                 continue
             assert isinstance(message, kind), message
             return message
