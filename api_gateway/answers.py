@@ -97,9 +97,7 @@ class Answer:
     def message(self) -> dict[str, Any]:
         """Return the message of a whole reply."""
         said = self.take()
-        message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-        if said.thoughts:
-            message |= {"reasoning_content": said.thoughts, "reasoning": said.thoughts}
+        message = {"role": "assistant", "content": "", "refusal": None, **said.delta()}
         if said.calls:
             message["tool_calls"] = whole_calls(said.calls)
         if not said.content and (said.calls or self._was_cut_while_reasoning()):

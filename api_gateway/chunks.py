@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from api_gateway.answers import Said
 from api_gateway.replies import reply_id
 from api_gateway.translate import Order
 
@@ -48,9 +49,9 @@ class Chunks:
         return self._before[index] + _dumps(text) + self._after[index]
 
     def thought(self, index: int, text: str) -> bytes:
-        """Return a chunk of reasoning, under both names it goes by."""
+        """Return a chunk of reasoning."""
         shown = self.choice(index, None)
-        shown["delta"] = {"reasoning_content": text, "reasoning": text}
+        shown["delta"] = Said(text).delta()
         return frame(self.event(shown))
 
     def choice(self, index: int, text: str | None) -> dict[str, Any]:
