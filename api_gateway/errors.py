@@ -52,7 +52,7 @@ def error_headers(error: ServiceError) -> Headers:
         headers.append((b"x-should-retry", b"false"))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, MethodNotAllowed) and error.param is None:
+    if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.message.rpartition(" ")[2].encode()))
     return headers
 
