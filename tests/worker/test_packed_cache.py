@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from bench.random_model import write_random_model
-from tests.support.operators import backend, levels
+from tests.support.operators import backend, levels, library
 from worker import build, packed_cache
+from worker.backends.cpu import CpuBackend
 from worker.build import load_model
 from worker.kernels.packed import Format, PackedWeight
 from worker.mapped_file import mapping_of
@@ -25,7 +26,7 @@ BIAS = np.arange(40, dtype=np.float32)
 
 def load(path: Path, form: Format = Format.INT4, count: int = 3) -> list[PackedWeight]:
     """Load a model of `count` linears; raise AssertionError if more is packed than asked for."""
-    ops = backend(weights=form)
+    ops = CpuBackend(library(), library().highest_level, form)  # its own: loads run side by side
     ops.cache = PackedCache(path)
     try:
         packed = [
