@@ -44,8 +44,6 @@ def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
         raise Refused(_given_up(add.attempt))
     for problem in _wrong_numbers(add, facts):
         raise Refused(problem)
-    for problem in _wrong_shift(add.limits, facts):
-        raise Refused(problem)
     request = _decode(add, now)
     for problem in _wrong_tokens(request, facts):
         raise Refused(problem)
@@ -126,6 +124,7 @@ def _wrong_numbers(add: Add, facts: Facts) -> Iterator[Problem]:
         yield _invalid(f"{count} resumed outputs for {limits.n} choices", "resumed_token_ids")
     if any(len(ids) % 4 for ids in (add.prompt_token_ids, *add.resumed_token_ids)):
         yield _invalid("token ids must be columns of 32-bit values", "prompt_token_ids")
+    yield from _wrong_shift(limits, facts)
 
 
 def _wrong_kind(limits: Limits, facts: Facts) -> Iterator[Problem]:
