@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
+from typing import BinaryIO
 
 from millrace.errors import CommandError
 
 MAX_LOG_BYTES = 64 * 2**20
 BYTES_PER_LINE = 512
-"""A guess, for finding the last lines."""
+"""A first guess, for finding the last lines."""
 _COLOURS = (36, 33, 35, 32, 34, 31)
 RUNNER = "millrace"
 MAX_UNSHOWN = 1000
@@ -43,8 +44,19 @@ def tail(path: Path, num_lines: int) -> list[str]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - BYTES_PER_LINE * num_lines))
-        return file.read().decode(errors="replace").splitlines()[-num_lines:]
+        *lines, partial = last_lines(file, num_lines)
+    return [line.decode(errors="replace") for line in (*lines, *([partial] if partial else []))]
+
+
+def last_lines(file: BinaryIO, num_lines: int) -> list[bytes]:
+    """Read a log to its end; return the last lines, and at last what has no end of line yet."""
+    end, size = file.seek(0, os.SEEK_END), BYTES_PER_LINE * (num_lines + 1)
+    while True:
+        file.seek(max(0, end - size))
+        *lines, partial = file.read().split(b"\n")
+        if size >= end or len(lines) > num_lines:  # the first one may have lost its beginning
+            return [*lines[max(0, len(lines) - num_lines) :], partial]
+        size *= 2
 
 
 class Echo:

@@ -7,7 +7,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.console import BYTES_PER_LINE, MAX_LOG_BYTES, RUNNER, coloured, is_terminal, tail
+from millrace.console import (
+    BYTES_PER_LINE,
+    MAX_LOG_BYTES,
+    RUNNER,
+    coloured,
+    is_terminal,
+    last_lines,
+    tail,
+)
 from millrace.errors import CommandError
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project
@@ -75,23 +83,24 @@ def _wanted(line: str, services: list[str]) -> bool:
 
 def follow(state: StateFolder, num_lines: int) -> Iterator[str]:
     """Yield the last lines and then every new one, until the stack stops."""
-    file = state.log.open(errors="replace")
-    file.seek(max(0, state.log.stat().st_size - BYTES_PER_LINE * num_lines))
-    *lines, partial = file.read().split("\n")
-    yield from lines[len(lines) - num_lines :] if num_lines < len(lines) else lines
+    file = state.log.open("rb")
+    *lines, partial = last_lines(file, num_lines)
+    yield from (line.decode(errors="replace") for line in lines)
     while True:
-        alive = state.running() is not None  # asked first: what it wrote last is still read
+        # Asked first: what was written before either is still read.
+        alive = state.running() is not None
+        replaced = _replaced(file.fileno(), state.log)
         while chunk := file.readline():
             partial += chunk
-            if partial.endswith("\n"):
-                yield partial[:-1]
-                partial = ""
+            if partial.endswith(b"\n"):
+                yield partial[:-1].decode(errors="replace")
+                partial = b""
         if not alive:
             file.close()
             return
-        if _replaced(file.fileno(), state.log):
+        if replaced:
             file.close()
-            file = state.log.open(errors="replace")
+            file = state.log.open("rb")
         time.sleep(POLL_S)
 
 

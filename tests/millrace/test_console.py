@@ -106,6 +106,14 @@ def test_tail(tmp_path: Path) -> None:
     assert [line.split()[0] for line in tail(log, 3)] == ["97", "98", "99"]
 
 
+def test_tail_gives_whole_lines_however_long_they_are(tmp_path: Path) -> None:
+    log = tmp_path / "stack.log"
+    lines = [f"{index} {'x' * 5000}\u2028 still it" for index in range(4)]
+    log.write_text("".join(f"{line}\n" for line in lines))
+    for count in range(6):
+        assert tail(log, count) == lines[max(0, 4 - count) :]
+
+
 def test_replicas_of_one_service_have_one_colour() -> None:
     first, second = coloured("worker-1 | a"), coloured("worker-2 | a")
     assert first[:5] == second[:5]

@@ -39,6 +39,19 @@ def test_the_last_lines_are_those_of_the_services_asked_for(
     assert capsys.readouterr().out.splitlines() == wanted
 
 
+@pytest.mark.parametrize("options", [["-n", "1"], ["-f", "-n", "1"]])
+def test_a_long_line_is_shown_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    line = f"worker-1 | {'a traceback ' * 500}end"
+    (tmp_path / "logs" / "stack.log").write_text(f"short\n{line}\n")
+    parser = argparse.ArgumentParser()
+    logs.add_arguments(parser)
+    assert logs.run(parser.parse_args([*options, "--state", str(tmp_path)])) == 0
+    assert capsys.readouterr().out == f"{line}\n"
+
+
 def test_a_number_of_lines_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     logs.add_arguments(parser)
