@@ -35,6 +35,15 @@ def identify(pid: int) -> ProcessId | None:
     return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
 
 
+def is_halted(process: ProcessId) -> bool:
+    """Tell whether a living process was stopped (SIGSTOP, a debugger) and does nothing."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"
+
+
 def is_alive(process: ProcessId) -> bool:
     """Tell whether exactly this process lives."""
     return identify(process.pid) == process
@@ -78,6 +87,20 @@ def is_listening(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def claim(name: str) -> socket.socket | None:
+    """Take a name of this machine until the socket is closed or its process ends, however it does.
+
+    Returns None when another process has it. The name is no file: nothing of it is left behind.
+    """
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0{name}")
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 def is_ipv4(host: str) -> bool:

@@ -61,10 +61,14 @@ class Runner:
         )
 
     async def run(self, on_ready: Callable[[], None]) -> int:
-        """Run until SIGINT, SIGTERM or SIGHUP; return the exit status of the command."""
+        """Run until SIGINT, SIGTERM or SIGHUP; return the exit status of the command.
+
+        A SIGHUP that the caller ignores stays ignored: `nohup millrace up &`.
+        """
         stop, hurry = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+        for signum in (signal.SIGINT, signal.SIGTERM, *hang_up):
             loop.add_signal_handler(signum, lambda: (hurry if stop.is_set() else stop).set())
         self._write_state()
         guard = self._start_guard()

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import time
 
+from millrace.processes import is_halted
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project, running
 from millrace.readiness import get
@@ -40,11 +41,19 @@ async def _verdict(state: RunState) -> str:
 
 def _line(replica: ReplicaState) -> str:
     process = f"pid {replica.process.pid}" if replica.process else "not running"
-    health = "healthy" if replica.healthy else "starting" if replica.process else "down"
+    health = _health(replica)
     ports = " ".join(f"{inside}→{local}" for inside, local in replica.ports.items())
     return (
         f"  {replica.name:<20} {process:<12} {health:<9} restarts {replica.num_restarts}  {ports}"
     )
+
+
+def _health(replica: ReplicaState) -> str:
+    if replica.process is None:
+        return "down"
+    if is_halted(replica.process):  # the probe asks until it has succeeded once
+        return "halted"
+    return "healthy" if replica.healthy else "starting"
 
 
 def _age(seconds: float) -> str:

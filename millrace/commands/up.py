@@ -15,7 +15,15 @@ from common.settings import SERVICES, SettingsError, from_file, inherited, load
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, Replica, place
-from millrace.processes import free_port, is_address, is_alive, is_ipv4, is_listening, listener
+from millrace.processes import (
+    claim,
+    free_port,
+    is_address,
+    is_alive,
+    is_ipv4,
+    is_listening,
+    listener,
+)
 from millrace.project import (
     DEMO_MODEL,
     DEMO_NAME,
@@ -95,6 +103,10 @@ def _run(
         raise CommandError(_already(which.state, stop_command(args)))
     clean_up(which.state)
     plan = make_plan(args, which.file, variables)
+    # Gateways share a port, so two stacks that start at the same moment would share it as well.
+    claimed = claim(f"millrace {plan.url}")
+    if claimed is None:
+        raise CommandError(f"another stack starts at {plan.url}; use another port (--port)")
 
     def on_ready() -> None:
         key = variables.get("API_KEY_FILE") or variables.get("MILLRACE_GATEWAY_API_KEY_FILE")
@@ -105,6 +117,7 @@ def _run(
 
     runner = Runner(plan, which.state, report=_report, echo=detach is None)
     status = asyncio.run(runner.run(on_ready))
+    claimed.close()
     os.close(lock)
     return status
 

@@ -13,6 +13,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from millrace.processes import is_listening
 from tests.support.stack import MakeStack, eventually
 
@@ -210,6 +212,54 @@ def test_a_used_port_is_named(make_stack: MakeStack) -> None:
     assert done.stderr.count("\n") == 1
     assert f"port {stack.port} is in use by pid {os.getpid()} (" in done.stderr
     assert "; use PORT=" in done.stderr
+
+
+def test_two_stacks_that_start_at_once_do_not_share_a_port(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    first = make_stack(BOTTOM_GATE=str(gate))
+    process = first.up()
+    first.until(process, "waiting: bottom-1")  # its door does not listen yet
+    done = first.call("up", "--state", str(tmp_path / "other"))
+    said = f"millrace: another stack starts at http://127.0.0.1:{first.port}; use another port"
+    assert (done.returncode, done.stderr) == (1, f"{said} (--port)\n")
+    gate.touch()
+    first.until(process, "ready at")
+    process.kill()  # whatever ends the runner, the name goes with it
+    process.wait()
+    eventually(lambda: not first.left())
+    assert first.call("up", "--detach").returncode == 0
+    assert first.call("down").returncode == 0
+
+
+def test_a_halted_replica_is_not_called_healthy(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    assert stack.call("up", "--detach").returncode == 0
+    os.kill(stack.pid("middle-1"), signal.SIGSTOP)
+    lines = {
+        line.split()[0]: line.split()[3] for line in stack.call("status").stdout.splitlines()[1:]
+    }
+    assert lines == {
+        "bottom-1": "healthy", "middle-1": "halted", "middle-2": "healthy", "door-1": "healthy",
+    }  # fmt: skip
+    assert stack.call("down").returncode == 0
+
+
+@pytest.mark.parametrize(("prefix", "is_ignored"), [(["nohup"], True), ([], False)])
+def test_a_hang_up_that_the_caller_ignores_stays_ignored(
+    make_stack: MakeStack, prefix: list[str], is_ignored: bool
+) -> None:
+    stack = make_stack()
+    process = stack.up(prefix=prefix)
+    stack.until(process, "ready at")
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    ignored = int(next(re.finditer(r"SigIgn:\s*(\w+)", status))[1], 16)
+    assert bool(ignored & 1 << signal.SIGHUP - 1) == is_ignored
+    if not is_ignored:
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0
+    stack.call("down")
 
 
 def test_a_state_that_cannot_be_written_stops_no_stack(make_stack: MakeStack) -> None:

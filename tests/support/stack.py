@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millrace import child
@@ -56,10 +56,10 @@ class Stack:
         self.note()
         return done
 
-    def up(self, *options: str) -> subprocess.Popen[str]:
+    def up(self, *options: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start in the foreground; read its standard output for what happens."""
         process = subprocess.Popen(
-            self.command("up", *options),
+            [*prefix, *self.command("up", *options)],
             env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._foreground.append(process)
