@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from api_gateway.__main__ import FINISH_WITHIN_S
 from api_gateway.clients import TextClients
+from api_gateway.errors import error_object
 from api_gateway.metrics import GatewayMetrics
+from common.errors import Unavailable
 from common.metrics import new_registry
 from engine_core.metrics import PhaseTimes, register
 from engine_core.replica import Fleet
-from millrace.compose import load
+from millrace.compose import duration_s, load
 from tests.deploy.expressions import ROOT, alerts, dashboards, metrics, panel_expressions
 from tokenizer_service.metrics import TokenizerMetrics
 from worker.backends.cuda_lease import SHARED
@@ -181,3 +185,18 @@ def test_the_balancer_asks_the_port_and_the_route_of_the_gateway() -> None:
     assert "uri /ready" in text
     (published,) = COMPOSE["services"]["gateway-lb"]["ports"]
     assert re.search(r"bind :(\d+)", text)[1] == published.rsplit(":")[-1]  # type: ignore[index]
+
+
+def test_the_balancer_answers_and_stops_as_the_gateways_do() -> None:
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    written = re.search(r"http-error status 503 .* string '(.*)' hdr", text)
+    assert written is not None
+    error = Unavailable("no gateway is ready; try again", retry_after_s=1)
+    assert json.loads(written[1]) == {
+        "error": {k: v for k, v in error_object(error, "")["error"].items() if k != "request_id"}
+    }
+    balancer = COMPOSE["services"]["gateway-lb"]
+    assert "127.0.0.1/8000 && printf 'GET /ready " in balancer["healthcheck"]["test"][-1]
+    assert balancer["stop_signal"] == "SIGUSR1"  # SIGTERM would cut all streams at once
+    patience_s = int(re.search(r"hard-stop-after (\d+)s", text)[1])  # type: ignore[index]
+    assert FINISH_WITHIN_S + 1 <= patience_s < duration_s(balancer["stop_grace_period"])
