@@ -21,6 +21,9 @@ from millrace.placement import Replica
 from millrace.processes import ProcessId, identify, kill_group
 
 CHILD = [sys.executable, "-I", "-S", str(Path(child.__file__))]
+GRPC_LOGS = {"GRPC_VERBOSITY": "ERROR"}
+"""The library of gRPC else writes lines of its own, no JSON, when a peer ends. The caller may ask
+for them."""
 
 
 def from_the_root(environment: Mapping[str, str]) -> dict[str, str]:
@@ -43,7 +46,7 @@ class ReplicaProcess:
         self._root = root
         given = {name: value for name, value in replica.environment.items() if value}
         paths = from_the_root(inherited({}))
-        self._environment = inherited({**paths, **given, child.MARK: run})
+        self._environment = {**GRPC_LOGS, **inherited({**paths, **given, child.MARK: run})}
         self._write = write
 
     def start(self) -> subprocess.Popen[bytes]:

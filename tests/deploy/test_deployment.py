@@ -19,6 +19,7 @@ from common.metrics import new_registry
 from engine_core.metrics import PhaseTimes, register
 from engine_core.replica import Fleet
 from millrace.compose import duration_s, load
+from millrace.replica_process import GRPC_LOGS
 from tests.deploy.expressions import ROOT, alerts, dashboards, metrics, panel_expressions
 from tokenizer_service.metrics import TokenizerMetrics
 from worker.backends.cuda_lease import SHARED
@@ -185,6 +186,11 @@ def test_the_balancer_asks_the_port_and_the_route_of_the_gateway() -> None:
     assert "uri /ready" in text
     (published,) = COMPOSE["services"]["gateway-lb"]["ports"]
     assert re.search(r"bind :(\d+)", text)[1] == published.rsplit(":")[-1]  # type: ignore[index]
+
+
+def test_grpc_is_as_quiet_in_containers_as_it_is_locally() -> None:
+    for name, value in GRPC_LOGS.items():
+        assert f"ENV {name}={value}\n" in DOCKERFILE
 
 
 def test_the_balancer_answers_and_stops_as_the_gateways_do() -> None:

@@ -233,6 +233,20 @@ def test_two_stacks_that_start_at_once_do_not_share_a_port(
     assert first.call("down").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "given"), [({}, b"ERROR"), ({"GRPC_VERBOSITY": "DEBUG"}, b"DEBUG")]
+)
+def test_grpc_adds_no_lines_of_its_own_unless_asked(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], given: bytes
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    stack = make_stack(**asked)
+    assert stack.call("up", "--detach").returncode == 0
+    environment = Path(f"/proc/{stack.pid('door-1')}/environ").read_bytes().split(b"\0")
+    assert b"GRPC_VERBOSITY=" + given in environment
+    assert stack.call("down").returncode == 0
+
+
 def test_a_halted_replica_is_not_called_healthy(make_stack: MakeStack) -> None:
     stack = make_stack()
     assert stack.call("up", "--detach").returncode == 0
