@@ -216,7 +216,7 @@ def test_up_refuses_a_setting_that_it_would_hide(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("DTYPE", "float9", "settings: worker: Expected `str` matching"),
+        ("DTYPE", "float9", "settings: worker: dtype is 'float9', expected: auto, "),
         ("MILLRACE_ENGINE_MAX_WAITING", "-4", "settings: engine: Expected `int` >= 1"),
         ("MILLRACE_GATEWAY_COLOUR", "red", "settings: gateway: unknown settings ['colour']"),
     ],

@@ -365,7 +365,7 @@ def test_a_stop_breaks_off_the_compilation_of_the_kernels(
         (["--model=/nowhere"], "/nowhere/config.json"),
         (["--model=/nowhere", "--kv-cache-memory=lots"], "kv_cache_memory is 'lots'"),
         (["--model=/nowhere", "--colour=red"], "colour"),
-        (["--model=/nowhere", "--engine=here"], "$.engine"),
+        (["--model=/nowhere", "--engine=here"], "engine is 'here', expected: host:port"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
