@@ -146,7 +146,7 @@ def configure(app: Application) -> uvicorn.Config:
     )
 
 
-async def run(gateway: Gateway, sock: socket.socket) -> None:
+async def run(gateway: Gateway, sock: socket.socket, slow_client_timeout_s: float) -> None:
     """Serve until SIGTERM or SIGINT, then refuse newcomers and let live streams end."""
 
     async def when_started() -> None:
@@ -157,7 +157,7 @@ async def run(gateway: Gateway, sock: socket.socket) -> None:
         gc.freeze()
         log.info("serving", extra={"port": sock.getsockname()[1]})
 
-    server = Server(configure(gateway.app(when_started)))
+    server = Server(configure(gateway.app(when_started)), slow_client_timeout_s)
     await server.serve(sockets=[sock])
 
 
@@ -168,12 +168,12 @@ def main() -> None:
     allow_connections()
     try:
         gateway = Gateway(settings)
-        sock = listen(settings.host, settings.port, settings.slow_client_timeout_s)
+        sock = listen(settings.host, settings.port)
         reasons = gateway.health.reasons
         serve(settings.metrics_host, settings.metrics_port, gateway.metrics.registry, reasons)
     except (SettingsError, PortTaken) as error:
         sys.exit(f"gateway: {error}")
-    uvloop.run(run(gateway, sock))
+    uvloop.run(run(gateway, sock, settings.slow_client_timeout_s))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import sys
 import time
 from http.client import HTTPConnection, HTTPException
 
@@ -22,11 +21,8 @@ OTHER_FILES = 256  # beside connections
 SIBLING_WAIT_S = 5.0  # two gateways that start together: one has bound and does not answer yet
 
 
-def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
-    """Return a bound socket; raise PortTaken naming the port.
-
-    `user_timeout_s`: the kernel drops connections whose peer takes no data for this long.
-    """
+def listen(host: str, port: int) -> socket.socket:
+    """Return a bound socket; raise PortTaken naming the port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -37,9 +33,6 @@ def listen(host: str, port: int, user_timeout_s: float) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        if sys.platform == "linux":
-            timeout_ms = int(user_timeout_s * 1000)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         sock.bind(address)
         if is_taken and not is_sibling(host, port):
             raise PortTaken(f"port {port} on {host} is used by another program")

@@ -47,7 +47,7 @@ class Pipeline:
         report |= {"stream": order.is_stream, "model": order.model}
         deadline_s = call.started_s + order.timeout_s if order.timeout_s is not None else None
         job = Job(order.requests, deadline_s)
-        vigil = Vigil(job, asyncio.current_task())
+        vigil = Vigil(job, asyncio.current_task(), call.scope.get("taking"))
         meter = Meter(self._metrics, job, call.started_s)
         reply = self._reply(call, order, job, vigil)
         listener = asyncio.create_task(listen(call.receive, job.mailbox))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api_gateway.asgi import Message, new_request_id
 from api_gateway.errors import HeadTooLarge, error_object
+from api_gateway.taking import Taking
 from common.errors import InvalidRequest, ServiceError
 from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 
@@ -44,6 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; with too many connections, do not."""
         super().connection_made(transport)
+        self.taking = Taking(transport, time.monotonic())
         self._start_timer()
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -51,6 +54,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def cut_if_stuck(self, now: float, timeout_s: float) -> None:
+        """Cut off a client that takes nothing of what waits for it."""
+        if now - self.taking.nothing_since(now) >= timeout_s:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; give up on a head that is already too large."""
@@ -90,6 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["taking"] = self.taking  # type: ignore[typeddict-unknown-key]
         self._start_timer()
 
     def on_message_complete(self) -> None:

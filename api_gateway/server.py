@@ -1,21 +1,31 @@
-"""uvicorn's server; an idle one wakes up once a second instead of ten times."""
+"""uvicorn's server; an idle one wakes up once a second instead of ten times.
+
+It then looks whether clients take what they are sent: whole replies too, and those of hosts that
+are gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import uvicorn
 
+from api_gateway.protocol import BoundedProtocol
+
 LOOK_S = 1.0
-"""How often the Date header is renewed, and an early signal noticed."""
+"""How often the Date header is renewed, an early signal noticed, and a stuck client."""
+STREAMS_FIRST_S = 2.0
+"""The clock of the live requests gets the first word: it knows whom it cuts off."""
 
 
 class Server(uvicorn.Server):
     """Serves until `leave`."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, slow_client_timeout_s: float = 30.0) -> None:
         super().__init__(config)
+        self._stuck_after_s = slow_client_timeout_s + STREAMS_FIRST_S
         self._leaving = asyncio.Event()
 
     async def main_loop(self) -> None:
@@ -23,6 +33,14 @@ class Server(uvicorn.Server):
         while not await self.on_tick(0):  # 0: every time is one to renew the header
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), LOOK_S)
+            self.cut_stuck_clients()
+
+    def cut_stuck_clients(self) -> None:
+        """Look at every connection once."""
+        now = time.monotonic()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.cut_if_stuck(now, self._stuck_after_s)
 
     def leave(self) -> None:
         """Close the door and let live streams end."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from api_gateway.job import Job
+from api_gateway.taking import Taking
 
 if TYPE_CHECKING:
     from api_gateway.link import Link
@@ -30,13 +31,25 @@ GONE, IDLE, DEADLINE, SHUTDOWN, CANCELLED = "gone", "idle", "deadline", "shutdow
 class Vigil:
     """What the clock must know of one request. The reply keeps the first two up to date."""
 
-    __slots__ = ("deadline_s", "job", "paused_on", "sending_since_s", "sent_s", "task", "was_slow")
+    __slots__ = (
+        "deadline_s",
+        "job",
+        "paused_on",
+        "sending_since_s",
+        "sent_s",
+        "taking",
+        "task",
+        "was_slow",
+    )
 
-    def __init__(self, job: Job, task: asyncio.Task[Any] | None) -> None:
+    def __init__(
+        self, job: Job, task: asyncio.Task[Any] | None, taking: Taking | None = None
+    ) -> None:
         self.sent_s = time.monotonic()
         self.sending_since_s: float | None = None
         self.job = job
         self.task = task
+        self.taking = taking
         self.deadline_s = job.deadline_s
         self.paused_on: Link | None = None
         self.was_slow = False
@@ -45,6 +58,12 @@ class Vigil:
     def num_unread(self) -> int:
         """Tokens that came since the reply last looked."""
         return sum(choice.num_tokens - choice.num_seen for choice in self.job.choices)
+
+    def is_stuck(self, since_s: float, now: float, timeout_s: float) -> bool:
+        """Return whether the client took nothing in `timeout_s` of a send that waits so long."""
+        if self.taking is not None:  # asked at every tick, for it notices only then
+            since_s = max(since_s, self.taking.nothing_since(now))
+        return now - since_s >= timeout_s
 
     def pause(self) -> None:
         """Let the engine hold the sequences back; a replay on another stream needs it again."""
@@ -100,7 +119,8 @@ class Watch:
         for vigil in list(self._vigils):
             since = vigil.sending_since_s
             if since is not None:
-                if now - since >= self._slow_client_timeout_s and vigil.task is not None:
+                is_stuck = vigil.is_stuck(since, now, self._slow_client_timeout_s)
+                if is_stuck and vigil.task is not None:
                     vigil.was_slow = True
                     vigil.task.cancel()
                 elif vigil.num_unread > MAX_UNREAD_TOKENS:

@@ -104,12 +104,12 @@ def test_an_exclusive_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTaken, match=str(port)):
-            listen("127.0.0.1", port, 30)
+            listen("127.0.0.1", port)
 
 
 def test_a_host_without_an_address_is_refused() -> None:
     with pytest.raises(PortTaken, match="host 'no.such.invalid' cannot be listened on: "):
-        listen("no.such.invalid", 0, 30)
+        listen("no.such.invalid", 0)
 
 
 def test_bad_settings_end_in_one_line() -> None:
