@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import suppress
 
 import grpc
 
@@ -32,20 +33,21 @@ OPTIONS = [
 async def resolve(addresses: str) -> set[str]:
     """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas.
 
-    Names are asked for IPv4, IPv6 stands in brackets. What has no address just now is left out.
+    Who listens on 0.0.0.0 may have IPv6 as well: only a name without IPv4 stands for what it has of
+    IPv6. What has no address just now is left out.
     """
     loop = asyncio.get_running_loop()
     found: set[str] = set()
     for address in filter(None, (a.strip() for a in addresses.split(","))):
         host, _, port = address.rpartition(":")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
+            for family in (socket.AF_INET, socket.AF_INET6):
+                with suppress(socket.gaierror):  # no replica yet, and so no name
+                    rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
+                    found |= {joined(*row[4][:2]) for row in rows}
+                    break
         except (OSError, UnicodeError) as error:
-            if not isinstance(error, socket.gaierror):  # that one: no replica yet, and so no name
-                log.warning("cannot resolve", extra={"address": address, "error": error})
-            continue
-        found |= {joined(*row[4][:2]) for row in rows}
+            log.warning("cannot resolve", extra={"address": address, "error": error})
     return found
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import threading
 import time
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from common.addresses import joined
 from common.channel import Dealer
 from protos import worker as wire
 from worker.flights import Flight
@@ -73,6 +76,7 @@ class Link:
         self._encode = msgspec.msgpack.Encoder().encode
         self._heartbeat = self._encode(heartbeat) if heartbeat is not None else None
         self._num_retries = 0
+        self._dialled = ""
         name = f"inproc://link-{next(_names)}"
         self._outbox = context.socket(zmq.PAIR)
         self._outbox.setsockopt(zmq.LINGER, 0)
@@ -95,8 +99,9 @@ class Link:
     def _run(self, name: str) -> None:
         frames = self._context.socket(zmq.PAIR)
         frames.connect(name)
+        self._dialled = dialled(self._address)
         dealer: Dealer[wire.ToWorker] = Dealer(
-            self._context, self._address, "worker", wire.ToWorker
+            self._context, self._dialled, "worker", wire.ToWorker
         )
         watch = dealer.socket.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -113,8 +118,8 @@ class Link:
         self, dealer: Dealer[wire.ToWorker], frames: zmq.Socket[bytes], watch: zmq.Socket[bytes]
     ) -> None:
         poller = zmq.Poller()
-        for socket in (dealer.socket, frames, watch):
-            poller.register(socket, zmq.POLLIN)
+        for each in (dealer.socket, frames, watch):
+            poller.register(each, zmq.POLLIN)
         next_beat = time.monotonic()
         while True:
             ready = dict(poller.poll(self._wait_ms(next_beat)))
@@ -161,5 +166,22 @@ class Link:
             self._inbox.put(Lost(self, f"{self._address} is gone"))
         else:
             self._num_retries += 1
-            if self._heartbeat is not None and self._num_retries == MAX_RETRIES:
-                self._inbox.put(Lost(self, f"{self._address} refuses connections"))
+            if self._num_retries == MAX_RETRIES:
+                self._num_retries = 0
+                if self._heartbeat is not None:
+                    self._inbox.put(Lost(self, f"{self._address} refuses connections"))
+                elif dialled(self._address) != self._dialled:
+                    self._inbox.put(Lost(self, f"{self._address} has another address now"))
+
+
+def dialled(address: str) -> str:
+    """Return `tcp://host:port` as ZeroMQ reaches it, which asks a name for IPv4 alone.
+
+    A name that has just IPv6 becomes one of its addresses. ZeroMQ asks any other anew by itself.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, UnicodeError):
+            rows = socket.getaddrinfo(host.strip("[]"), port, family=family)
+            return address if family is socket.AF_INET else f"tcp://{joined(*rows[0][4][:2])}"
+    return address

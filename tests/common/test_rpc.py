@@ -48,6 +48,22 @@ async def test_addresses_are_resolved_to_every_replica() -> None:
     }
 
 
+async def test_only_a_name_without_ipv4_stands_for_its_ipv6(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = socket.getaddrinfo
+    addresses = {("six", socket.AF_INET6): "fd00::7", ("both", socket.AF_INET6): "fd00::8"}
+    addresses["both", socket.AF_INET] = "127.0.0.2"
+
+    def lookup(host: str, port: int, family: int = 0, *rest: Any) -> Any:
+        if (host, family) not in addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return ask(addresses[host, family], port, family, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert await rpc.resolve("six:71,both:72,none:73") == {"[fd00::7]:71", "127.0.0.2:72"}
+
+
 async def test_an_address_that_cannot_be_resolved_now_takes_no_other_with_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,58 @@
+"""Which address a worker dials for a name, and that it follows a name that changes its kind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import zmq
+
+from worker.link import Event, Link, Lost, dialled
+
+Hosts = dict[str, dict[int, str]]
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """Names of our own, by family."""
+    ask = socket.getaddrinfo
+    known: Hosts = {}
+
+    def lookup(host: str, port: Any, family: int = 0, *rest: Any, **more: Any) -> Any:
+        if host in known or host.endswith(".test"):
+            if family not in known.get(host, {}):
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            host = known[host][family]
+        return ask(host, port, family, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    return known
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_a_name_without_ipv4_is_dialled_by_its_ipv6(hosts: Hosts) -> None:
+    hosts["six.test"] = {socket.AF_INET6: "fd00::7"}
+    hosts["both.test"] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+    assert dialled("tcp://six.test:7202") == "tcp://[fd00::7]:7202"
+    for as_it_is in ("both.test:7202", "none.test:7202", "127.0.0.1:7202", "[::1]:7202"):
+        assert dialled(f"tcp://{as_it_is}") == f"tcp://{as_it_is}"
+
+
+def test_a_front_whose_name_gets_another_address_is_lost(
+    hosts: Hosts, context: zmq.Context[Any]
+) -> None:
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    link = Link(context, "tcp://engine.test:9", inbox)
+    hosts["engine.test"] = {socket.AF_INET6: "::1"}
+    event = inbox.get(timeout=20)
+    link.close()
+    assert isinstance(event, Lost) and "another address" in event.reason
