@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,7 +128,7 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
     text: TextModel | None = None
     try:
         threads.check()
-        folder = await asyncio.to_thread(model_folder, DEMO_MODEL if model is None else model)
+        folder = await _folder(DEMO_MODEL if model is None else model)
         name = DEMO_NAME if model is None else folder_name(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
         longest = _max_model_len(options.get("max_model_len"), folder)
@@ -141,6 +142,15 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
         if text is not None:
             await text.close()
         raise InvalidRequest(str(error), param="model") from error
+
+
+async def _folder(model: str | Path) -> Path:
+    """Return a model's folder; what cancels the wait ends a download."""
+    given_up = threading.Event()
+    try:
+        return await asyncio.to_thread(model_folder, model, given_up)
+    finally:
+        given_up.set()
 
 
 def _check_kinds(model: object, options: ModelOptions) -> None:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from millrace.errors import CommandError
 from millrace.http import Server
@@ -72,12 +73,12 @@ def check_model_folder(folder: Path) -> None:
         raise CommandError(f"{folder} cannot be read: {error.strerror}") from error
 
 
-def model_folder(model: str | Path) -> Path:
+def model_folder(model: str | Path, given_up: Event | None = None) -> Path:
     """Return the folder of a model that is told by its path, or by its name on the hub.
 
-    Raises CommandError unless it looks like a model folder.
+    Raises CommandError unless it looks like a model folder. `given_up` ends a download.
     """
-    folder = fetched(str(model)) if is_name(str(model)) else Path(model)
+    folder = fetched(str(model), given_up) if is_name(str(model)) else Path(model)
     check_model_folder(folder)
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,10 +27,17 @@ class Hub(BaseHTTPRequestHandler):
 
     repositories: dict[str, dict[str, bytes]]
     asked: list[str]
+    refuses: bool
+    hangs_at: str
+    """End of the path of a file that stops half way, which `hung` tells, until `go_on`."""
+    hung: threading.Event
+    go_on: threading.Event
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.asked.append(path)
+        if self.refuses:
+            return self.reply(401, b"", ("X-Error-Message", "Invalid credentials in header"))
         for name, files in self.repositories.items():
             if path.startswith(f"/api/models/{name}/"):
                 listed = [
@@ -51,7 +59,11 @@ class Hub(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command == "GET" and self.hangs_at and self.path.endswith(self.hangs_at):
+            self.wfile.write(data[: len(data) // 2])
+            self.hung.set()
+            self.go_on.wait(60)
+        elif self.command == "GET":
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -67,11 +79,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
         "org/tiny": files | {"pytorch_model.bin": b"not asked for"},
         "org/other": {"config.json": other, "model.safetensors": b"not asked for"},
     }
-    Hub.asked = []
+    Hub.asked, Hub.refuses, Hub.hangs_at = [], False, ""
+    Hub.hung, Hub.go_on = threading.Event(), threading.Event()
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
         yield Hub
+        Hub.go_on.set()
         server.shutdown()
 
 
@@ -108,6 +122,25 @@ def test_a_name_that_is_nothing_is_told(hub: type[Hub], tmp_path: Path) -> None:
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:1"}
     assert "hub did not give it: " in doctor("org/none", tmp_path, **nobody)
     assert hub.asked
+
+
+def test_a_refused_token_is_told(hub: type[Hub], tmp_path: Path) -> None:
+    hub.refuses = True
+    assert "401 Unauthorized" in (found := doctor("org/tiny", tmp_path, HF_TOKEN="hf_old"))
+    assert found.endswith("look at HF_TOKEN")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_waits_for_no_download(hub: type[Hub], tmp_path: Path, stop: signal.Signals) -> None:
+    hub.hangs_at = "/model.safetensors"
+    command = [sys.executable, "-m", "millrace.cli", "generate", "--model", "org/tiny", "a"]
+    env = os.environ | {"HF_HOME": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as process:
+        assert hub.hung.wait(60)
+        process.send_signal(stop)
+        # whoever downloads holds the other end, too
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode and b"Traceback" not in said
 
 
 def test_folders_and_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
