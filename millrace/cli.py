@@ -62,6 +62,9 @@ def _run(name: str, argv: list[str]) -> int:
     except CommandError as error:
         print(f"millrace: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:  # installed without extras, or with those of one tier
+        print(f"millrace {name}: {error}: pip install 'millrace[all]'", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -42,6 +42,19 @@ def test_a_ctrl_c_while_a_command_is_imported_shows_no_traceback(
     assert main(["generate", "x"]) == 130
 
 
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_package_that_is_not_installed_is_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(path: str) -> None:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert main([command]) == 1
+    told = f"millrace {command}: No module named 'numpy': pip install 'millrace[all]'\n"
+    assert capsys.readouterr().err == told
+
+
 def test_what_a_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
