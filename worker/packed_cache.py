@@ -215,6 +215,8 @@ class _Writer:
 def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path:
     """Return where the packed weights of `model` belong; its files' sizes and times count too.
 
+    Of the times that of the last change, which nobody can set: `rsync -t`, images and some mounts
+    give other weights of one size the same time of writing.
     The first half of the name stays the same for a folder, its config and a layout.
     """
     home = hashlib.sha256(f"{layout} {model.resolve()}".encode())
@@ -226,7 +228,8 @@ def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path
         if not path.exists():  # a link to nothing: a cache of downloads may hold parts of a folder
             continue
         status = path.stat()
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+        told = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        digest.update(f"{path.name} {told}".encode())
     name = f"{home.hexdigest()[:12]}-{digest.hexdigest()[:24]}.packed"
     return folder / "weights" / name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,6 +207,18 @@ def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:
     assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name.name[:13] == cache_path(tmp_path, "abd", "INT8", tmp_path).name[:13]
     assert name.name[:13] != cache_path(tmp_path, "abc", "INT4", tmp_path).name[:13]
+
+
+def test_weights_of_the_same_size_and_time_are_others(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("one")
+    (tmp_path / "config.json").write_text("{}")
+    name, status = cache_path(tmp_path, "abc", "INT8", tmp_path), weights.stat()
+    (tmp_path / "copy").write_text("two")
+    os.utime(tmp_path / "copy", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (tmp_path / "copy").replace(weights)
+    assert weights.stat().st_mtime_ns == status.st_mtime_ns
+    assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
 
 
 def test_a_layout_is_the_same_bytes_at_every_level() -> None:
