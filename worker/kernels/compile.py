@@ -7,6 +7,7 @@ runs it before anything else is there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -68,9 +69,12 @@ def find_compiler(preferred: str = "") -> tuple[str, ...]:
 
 
 def library_name(compiler: Sequence[str], flags: Sequence[str] = ()) -> str:
-    """Return millrace-<hash>: of sources, flags and the compiler's own name for its version."""
+    """Return millrace-<hash>: of sources, flags, machine and the compiler's name for its version.
+
+    g++ does not tell its machine there, and a home may be shared by several kinds.
+    """
     shown = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    digest = hashlib.sha256(" ".join((*compiler, *flags)).encode())
+    digest = hashlib.sha256(" ".join((platform.machine(), *compiler, *flags)).encode())
     digest.update(shown.stdout.encode())
     return f"millrace-{sources_hash(digest.hexdigest())}"
 
@@ -198,7 +202,7 @@ class _Calls:
                     os.killpg(process.pid, signal.SIGKILL)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run `command` to its end; raise CompileError when it fails."""
+        """Run `command` to its end; raise CompileError when it fails, OSError for a full disk."""
         with self._lock:
             if self._is_over:
                 raise CompileError(f"{command[0]}: not begun")
@@ -211,6 +215,9 @@ class _Calls:
         with self._lock:
             self._running.remove(process)
         if process.returncode:
+            for number in (errno.ENOSPC, errno.EDQUOT):  # another place may have room
+                if os.strerror(number) in stderr:
+                    raise OSError(number, os.strerror(number))
             told = [line for line in stderr.splitlines() if "error" in line] or [stderr[-200:]]
             why = told[0].strip() or f"it said nothing and ended with status {process.returncode}"
             raise CompileError(f"{' '.join(command[:3])} … failed: {why}")

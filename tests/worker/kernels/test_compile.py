@@ -18,7 +18,7 @@ from worker.backends.reference import ReferenceBackend
 from worker.kernels import compile as compiling
 from worker.kernels import library as libraries
 from worker.kernels.compile import CompileError, compile_library, find_compiler, library_name
-from worker.kernels.library import Level, load_library
+from worker.kernels.library import Level, compiled_library, load_library
 
 FAKE = """#!/bin/sh
 case "$*" in *--version*) echo fake 1.0; exit 0;; esac
@@ -90,6 +90,25 @@ def test_the_first_error_waits_for_no_compiler(tmp_path: Path) -> None:
         assert has_ended(int(pid)), "what a compiler has started ends with it"
 
 
+def test_a_full_disk_is_no_fault_of_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So the library is compiled elsewhere, for the process alone."""
+    compiler, cache = tmp_path / "c++", tmp_path / "millrace" / "kernels"
+    full = f"{compiler}.s: Fatal error: can't write 68 bytes: 'No space left on device'"
+    words = FAKE.format(calls=os.devnull).splitlines()
+    words.insert(2, f'case "$*" in *{cache}*) echo "{full}" >&2; exit 1;; esac')
+    compiler.write_text("\n".join(words))
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(OSError, match="No space left on device"):
+        compile_library(cache, str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(libraries, "Library", lambda path: path.read_text())
+    with caplog.at_level(logging.WARNING):
+        assert compiled_library(str(compiler)) == "built\n"
+    assert "compiled at every start" in caplog.text and "No space left" in caplog.text
+
+
 def has_ended(pid: int) -> bool:
     """Wait a while for a process that was killed, and is not ours to reap."""
     stat_file = Path(f"/proc/{pid}/stat")
@@ -107,6 +126,9 @@ def test_the_name_follows_sources_flags_and_compiler(
     fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = library_name([fake[0]])
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(platform, "machine", lambda: "another")
+        assert library_name([fake[0]]) != plain, "a home may be shared by machines"
     assert library_name([fake[0]]) == plain != library_name([fake[0]], ["-O0"])
     (tmp_path / "one.cpp").write_text("int a;")
     monkeypatch.setattr(compiling, "SOURCES", tmp_path)
