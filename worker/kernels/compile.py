@@ -31,7 +31,7 @@ PARTIAL = "partial-"
 SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
-"""Names the sources and the kind of machine that PACKAGED was made of, and for."""
+"""Names the sources and the kind of machine that PACKAGED was made of, and for, and its bytes."""
 LOOK_S = 0.2
 """How often whoever waits for compilers looks for a stop."""
 UNUSED_S = 30 * 24 * 3600.0
@@ -94,17 +94,20 @@ def compile_packaged() -> Path:
         built = Path(scratch) / "library.so"
         _compile(find_compiler(), (), built)
         os.replace(built, PACKAGED)
-    PACKAGED_HASH.write_text(sources_hash(platform.machine()))
+    PACKAGED_HASH.write_text(_packaged_name())
     return PACKAGED
 
 
 def packaged_library() -> Path | None:
-    """Return what the installer compiled, if it was from these sources and for this machine."""
+    """Return what the installer compiled, if it is whole, of these sources and for this machine."""
     try:
-        mine = sources_hash(platform.machine())
-        return PACKAGED if PACKAGED_HASH.read_text() == mine else None
+        return PACKAGED if PACKAGED_HASH.read_text() == _packaged_name() else None
     except OSError:
         return None
+
+
+def _packaged_name() -> str:
+    return _full_name(sources_hash(platform.machine()), PACKAGED)
 
 
 def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()) -> Path:

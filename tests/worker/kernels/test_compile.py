@@ -252,10 +252,16 @@ def test_the_packaged_library_counts_for_its_own_sources_only(
     monkeypatch.setattr(compiling, "PACKAGED", tmp_path / "packaged.so")
     monkeypatch.setattr(compiling, "PACKAGED_HASH", tmp_path / "packaged.hash")
     assert compiling.packaged_library() is None
-    (tmp_path / "packaged.so").write_text("")
-    (tmp_path / "packaged.hash").write_text(compiling.sources_hash(platform.machine()))
+    (tmp_path / "packaged.so").write_text("library")
+    name = compiling._full_name(
+        compiling.sources_hash(platform.machine()), tmp_path / "packaged.so"
+    )
+    (tmp_path / "packaged.hash").write_text(name)
     assert compiling.packaged_library() == tmp_path / "packaged.so"
-    (tmp_path / "packaged.hash").write_text("older")
+    (tmp_path / "packaged.so").write_text("lib")
+    assert compiling.packaged_library() is None, "cut off, it would end whoever loads it"
+    (tmp_path / "packaged.so").write_text("library")
+    (tmp_path / "packaged.hash").write_text(name.replace(name[:16], "older"))
     assert compiling.packaged_library() is None
 
 
