@@ -94,7 +94,9 @@ def software() -> Iterator[Finding]:
     found = {name: _version(name) for name in NEEDED}
     missing = [name for name, have in found.items() if have is None]
     if missing:
-        yield Finding("fail", "packages", f"missing: {', '.join(missing)}; run: make setup")
+        yield Finding(
+            "fail", "packages", f"missing: {', '.join(missing)}; run: pip install 'millrace[all]'"
+        )
     else:
         yield Finding("ok", "packages", ", ".join(f"{n} {v}" for n, v in found.items()))
     yield compiler()

@@ -27,6 +27,7 @@ from millrace.processes import (
 from millrace.project import (
     DEMO_MODEL,
     DEMO_NAME,
+    HOME,
     Project,
     check_length,
     check_model_folder,
@@ -291,7 +292,8 @@ def banner(plan: Plan, stop: str, key: str | None) -> str:
     shown_key = "$KEY" if key else "none"
     auth = f' -H "Authorization: Bearer {shown_key}"' if key else ""
     note = f"\n    KEY is one whose sha256 stands in {key}\n" if key else ""
-    stop = f"{stop} (or: make down)" if stop == "millrace down" else stop
+    if stop == "millrace down" and (HOME / "Makefile").exists():
+        stop = f"{stop} (or: make down)"
     body = (
         f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     )
