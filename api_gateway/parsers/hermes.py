@@ -55,10 +55,10 @@ class HermesParser:
         return deltas
 
     def end(self) -> list[Delta]:
-        deltas: list[Delta] = []
+        deltas = self.feed(self._missing_tag())
         while self._call is not None and not self._call.is_shown:
             self._give_up(deltas)
-            deltas += self.feed("")
+            deltas += self.feed(self._missing_tag())
         is_gap = self._is_after_call and not self._text.strip(SPACE)
         if self._call is None and self._text and not is_gap:
             deltas.append(self._text)
@@ -106,6 +106,12 @@ class HermesParser:
             self._num_calls += 1
             self._call, self._text, self._is_after_call = None, rest[len(CLOSE) :], True
         return is_whole
+
+    def _missing_tag(self) -> str:
+        """Return what a call lacks whose object is whole: some models end without the tag."""
+        body = self._text[self._body_at :].lstrip(SPACE)
+        end = self._call.read(body) if self._call and body else None
+        return "" if end is None else CLOSE[len(body[end:].lstrip(SPACE)) :]
 
     def _give_up(self, deltas: list[Delta]) -> None:
         """Take the tag for text and look on behind it."""

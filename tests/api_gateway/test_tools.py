@@ -84,10 +84,19 @@ async def test_a_call_alone_has_null_content(
     assert message["content"] is None and len(message["tool_calls"]) == 1
 
 
+async def test_a_whole_call_may_lack_its_end_tag(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    for text in (W[:-3], W[: -len("</tool_call>")]):
+        fake.script = saying(*text)
+        whole = (await client.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]
+        assert whole["finish_reason"] == "tool_calls" and len(whole["message"]["tool_calls"]) == 1
+
+
 @pytest.mark.parametrize(
     "text, finish, reason",
     [
-        (W[:-3], {}, "stop"),
+        (W[:-14], {}, "stop"),
         (N.replace("now", "rm"), {}, "stop"),
         (W[:40], {"reason": LENGTH}, "length"),
     ],
