@@ -29,8 +29,7 @@ def check(needed: int = NEEDED) -> None:
     except RuntimeError as error:
         raise TooFewThreads(
             f"only {len(begun)} of {needed} threads can be started: raise the limit on processes "
-            "(`ulimit -u`, TasksMax of systemd, --pids-limit of a "
-            "container) or memory (`ulimit -v`)"
+            "(`ulimit -u`, TasksMax of systemd, --pids-limit of Docker) or memory (`ulimit -v`)"
         ) from error
     finally:
         over.set()

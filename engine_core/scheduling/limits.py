@@ -27,7 +27,7 @@ class Facts(NamedTuple):
     kv_capacity_tokens: int
     block_size: int
     layout: str
-    has_head: bool = True
+    has_head: bool
 
     @property
     def max_total(self) -> int:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("prompt", help="the text to go on with; - reads standard input")
     option("--chat", action="store_true", help="the prompt is a message, not a beginning")
-    option("--model", metavar="DIR", help="folder, or a name on the Hugging Face hub")
+    option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
     loading.add_arguments(parser)
     option("--max-tokens", type=int, default=256, metavar="N")
     option("--temperature", type=float)

@@ -63,7 +63,7 @@ TIERS = {  # package: its name among the settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `up`."""
     option = parser.add_argument
-    option("--model", metavar="DIR", help="model folder, or a name on the Hugging Face hub")
+    option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
     option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
     loading.add_arguments(parser)
     option("--host", metavar="IP", help="IPv4 address to listen on (default: 127.0.0.1)")
