@@ -2,23 +2,20 @@
 // while some are computed.
 
 // Parts of memory that are read soon, asked for between the products so that memory and arithmetic work
-// at the same time: four lines of a part, then of the next one; on AMD two lines each of two parts, because
+// at the same time: four lines of a part, then of the next one; on Zen 5 two lines each of two parts, because
 // more of one page is slower there where pages lie in no order. On Zen 4 they come by way of the second
 // cache, as weights do (16 rows: of 2048 positions 8 %, of 300 a quarter faster).
 struct Ahead {
-  bool two = ON_AMD;
-  int64_t part_bytes;
+  bool two = ON_AMD && !ON_ZEN4;
   const uint8_t* const* parts = nullptr;
-  int64_t count = 0;
-  int64_t next = 0, at = part_bytes;  // part, and place in it
+  int64_t count = 0, part_bytes = 0;
+  int64_t next = 0, at = 0;  // part, and place in it
   int64_t steps_left = 1;
 
-  explicit Ahead(int64_t part_bytes) : part_bytes(part_bytes) {}
-
   // What is left of those before is forgotten.
-  void turn_to(const uint8_t* const* first, int64_t num_parts) {
-    parts = first, count = num_parts;
-    next = 0, at = num_parts > 0 ? 0 : part_bytes;
+  void turn_to(const uint8_t* const* first, int64_t num_parts, int64_t bytes) {
+    parts = first, count = num_parts, part_bytes = bytes;
+    next = 0, at = num_parts > 0 ? 0 : bytes;
   }
   void ask_once() {
     if (at >= part_bytes) return;
@@ -61,14 +58,22 @@ struct SplitCells {
   int64_t number, split;
   int64_t begin, end;  // keys of the split, 0 .. SPLIT
   int64_t block_size;
+  int64_t cell_bytes, head_bytes;  // from a value, and from a part of one key head, to the next
+  int64_t part_bytes;              // of all key heads of the tile
   const uint8_t* keys[SPLIT];    // parts that hold a key each, or a page
-  const uint8_t* pages[SPLIT];   // the same of values
-  const uint8_t* values[SPLIT];  // of each key
+  const uint8_t* values[SPLIT];  // the same of values
 
+  // Where each value of a run from j on lies.
+  void values_of(int64_t head, int64_t j, const uint8_t** out) const {
+    for (int64_t i = j / block_size, k = 0; k < PAIR_RUN; i++) {
+      const uint8_t* at = values[i] + head * head_bytes;
+      for (int64_t stop = k + block_size; k < stop; k++, at += cell_bytes) out[k] = at;
+    }
+  }
   // Have `ahead` ask for what some row sees of `count` keys, or values, from j on.
   void turn(Ahead* ahead, const uint8_t* const* parts, int64_t j, int64_t count) const {
     int64_t from = max_of(j, begin) / block_size, to = ceil_div(min_of(j + count, end), block_size);
-    ahead->turn_to(parts + from, to - from);
+    ahead->turn_to(parts + from, to - from, part_bytes);
   }
   // Ask for one line of each page of a run, long before the others: where the page lies is then known
   // when they are asked for, and an ask for a page that is not may be lost. Not so on Zen 4 (1 to 5 %).
@@ -88,8 +93,7 @@ struct SplitCells {
 class Lookahead {
  public:
   Lookahead(const RowMap& rows, int64_t item_bytes)
-      : ahead(rows.step.block_size * rows.a.head_dim * item_bytes),
-        rows_(rows),
+      : rows_(rows),
         block_{rows.step.block_size, rows.a.num_kv_heads, rows.a.head_dim},
         item_bytes_(item_bytes) {}
   Lookahead(const Lookahead&) = delete;
@@ -106,7 +110,7 @@ class Lookahead {
       plan(last_ = place, &cells);
       cells.turn(&ahead, cells.keys, cells.first_key(), ON_AMD ? PAIR_RUN : SPLIT);
       ahead.ask_all();
-      if (!ON_AMD) cells.turn(&ahead, cells.pages, 0, SPLIT);
+      if (!ON_AMD) cells.turn(&ahead, cells.values, 0, SPLIT);
     }
     has_next_ = next(last_);
     if (has_next_) plan(last_, &cells_[1 - now_]);
@@ -121,7 +125,7 @@ class Lookahead {
       cells.turn(&ahead, cells.keys, j + PAIR_RUN, PAIR_RUN);
     else
       turn_to_values(cells.first_run());
-    cells.find(cells.pages, j);
+    cells.find(cells.values, j);
   }
   // The same of scores that become weights.
   void turn_at_weights() {
@@ -129,7 +133,7 @@ class Lookahead {
   }
   // The same of the values from j on. Some asks are lost, so those of the second run are repeated.
   void turn_at_values(int64_t j) {
-    if (!ON_AMD) return turn_to_split(next_cells().pages, j == cells_[now_].first_run());
+    if (!ON_AMD) return turn_to_split(next_cells().values, j == cells_[now_].first_run());
     turn_to_values(j + PAIR_RUN);
     if (has_next_) next_cells().find(next_cells().keys, j);
   }
@@ -140,8 +144,8 @@ class Lookahead {
   // A run of values from j on; after the last one the first keys of the next split.
   void turn_to_values(int64_t j) {
     const SplitCells& cells = cells_[now_];
-    if (j < cells.end) return cells.turn(&ahead, cells.pages, j, PAIR_RUN);
-    if (!has_next_) return ahead.turn_to(nullptr, 0);
+    if (j < cells.end) return cells.turn(&ahead, cells.values, j, PAIR_RUN);
+    if (!has_next_) return ahead.turn_to(nullptr, 0, 0);
     next_cells().turn(&ahead, next_cells().keys, next_cells().first_key(), PAIR_RUN);
   }
 
@@ -158,17 +162,16 @@ class Lookahead {
     int64_t first = place.split * SPLIT;
     cells.begin = max_of(0, rows_.begin(place.tile, 0) - first);
     cells.end = min_of(SPLIT, rows_.end(place.tile, place.tile.num_rows - 1) - first);
+    cells.cell_bytes = block_.head_dim * item_bytes_;
+    cells.head_bytes = cells.cell_bytes * block_.size;
+    cells.part_bytes = cells.head_bytes * place.tile.num_heads;
     int64_t from = cells.begin / block_.size, to = ceil_div(cells.end, block_.size);
     const int32_t* entry = rows_.step.block_tables + place.tile.sequence * rows_.step.table_width +
                            first / block_.size;
-    const uint8_t** value = cells.values;
-    int64_t head_bytes = block_.head_dim * item_bytes_;
     for (int64_t i = 0; i < SPLIT / block_.size; i++) {
       bool is_seen = i >= from && i < to;
       int64_t part = is_seen ? block_.part(entry[i], place.tile.kv_head) * item_bytes_ : 0;
-      cells.keys[i] = rows_.a.keys + part;
-      const uint8_t* at = cells.pages[i] = rows_.a.values + part;
-      for (int64_t k = 0; k < block_.size; k++, at += head_bytes) *value++ = at;
+      cells.keys[i] = rows_.a.keys + part, cells.values[i] = rows_.a.values + part;
     }
   }
 

@@ -39,6 +39,21 @@ template <class C, class Products = VectorProducts<C>>
 struct Attention {
   RowMap rows;
 
+  // One key head of a tile: its queries, what a split comes to, and all of them.
+  struct Head {
+    RowTile tile;
+    Queries queries;
+    Products products;
+    RunOfKeys run;
+    alignas(64) float scores[TILE_ROWS][SPLIT];
+    alignas(64) Partial part, all;
+    Partial* out = &part;  // of a split
+
+    Head(const Attention& a, const RowTile& of_tile)
+        : tile(of_tile),
+          products((a.read_queries(tile, &queries), queries.q), tile.num_rows, a.rows.a.head_dim) {}
+  };
+
   void read_queries(const RowTile& tile, Queries* out) const {
     int64_t head_dim = rows.a.head_dim;
     Lanes scale = splat(float(1.0 / __builtin_sqrt(double(head_dim))));
@@ -56,45 +71,55 @@ struct Attention {
   }
 
   // The keys of one or two groups, as a page holds them.
-  void read_keys(const SplitCells& cells, int64_t group, int64_t count, uint32_t* turned,
-                 const uint32_t** panels) const {
+  void read_keys(const SplitCells& cells, int64_t head, int64_t group, int64_t count,
+                 uint32_t* turned, const uint32_t** panels) const {
     for (int64_t i = 0; i < count; i++) {
-      panels[i] = (const uint32_t*)cells.keys[group + i];
+      panels[i] = (const uint32_t*)(cells.keys[group + i] + head * cells.head_bytes);
       if (rows.step.block_size == GROUP) continue;
       uint32_t* panel = turned + i * MAX_HEAD_DIM * GROUP;
-      turn_keys<C>(cells, group + i, rows.a.head_dim, panel);
+      turn_keys<C>(cells, head, group + i, rows.a.head_dim, panel);
       panels[i] = panel;
     }
   }
 
-  // One split of a tile, whose queries `products` has.
-  void compute(const SplitCells& cells, const Queries& queries, Products& products,
-               int64_t num_rows, Lookahead* soon, Partial* out) const {
-    int64_t head_dim = rows.a.head_dim, first = cells.split * SPLIT;
-    alignas(64) float scores[TILE_ROWS][SPLIT];
+  // One split of a tile. Its heads take turns at each run, because their parts lie side by side.
+  void compute(const SplitCells& cells, Head* const* heads, int64_t num_heads,
+               Lookahead* soon) const {
+    Ahead* ahead = &soon->ahead;
     alignas(64) uint32_t turned[2 * MAX_HEAD_DIM * GROUP];
     const uint32_t* panels[2];
-    Ahead* ahead = &soon->ahead;
     for (int64_t g = cells.begin / GROUP, stop = ceil_div(cells.end, GROUP); g < stop; g += 2) {
       int64_t count = min_of(2, stop - g);
       soon->turn_at_keys(g * GROUP);
-      read_keys(cells, g, count, turned, panels);
-      products.score(panels, count, ahead, scores[0] + g * GROUP);
-    }
-    RunOfKeys run;
-    for (int64_t r = 0; r < num_rows; r++) {
-      int64_t from = run.from[r] = min_of(SPLIT, max_of(0, queries.begin[r] - first));
-      int64_t to = run.to[r] = min_of(SPLIT, queries.end[r] - first);
-      out->maximum[r] = largest_score(scores[r], from, max_of(from, to));
-      memset(out->values[r], 0, size_t(ceil_div(head_dim, 16)) * 64);
+      for (int64_t h = 0; h < num_heads; h++) {
+        read_keys(cells, h, g, count, turned, panels);
+        heads[h]->products.score(panels, count, ahead, heads[h]->scores[0] + g * GROUP);
+      }
     }
     soon->turn_at_weights();
-    make_weights<C>(scores, run, num_rows, ahead, out);
+    for (int64_t h = 0; h < num_heads; h++) weights_of(cells, heads[h], ahead);
     for (int64_t j = cells.first_run(); j < cells.end; j += PAIR_RUN) {
-      run.first = j;
       soon->turn_at_values(j);
-      products.weigh(cells.values + j, run, 0, num_rows, scores, ahead, out);
+      for (int64_t h = 0; h < num_heads; h++) {
+        const uint8_t* values[PAIR_RUN];
+        cells.values_of(h, j, values);
+        Head& one = *heads[h];
+        one.run.first = j;
+        one.products.weigh(values, one.run, 0, one.tile.num_rows, one.scores, ahead, one.out);
+      }
     }
+  }
+
+  // The scores of a split become weights, and its sums of values begin.
+  void weights_of(const SplitCells& cells, Head* one, Ahead* ahead) const {
+    int64_t first = cells.split * SPLIT;
+    for (int64_t r = 0; r < one->tile.num_rows; r++) {
+      int64_t from = one->run.from[r] = min_of(SPLIT, max_of(0, one->queries.begin[r] - first));
+      int64_t to = one->run.to[r] = min_of(SPLIT, one->queries.end[r] - first);
+      one->out->maximum[r] = largest_score(one->scores[r], from, max_of(from, to));
+      memset(one->out->values[r], 0, size_t(ceil_div(rows.a.head_dim, 16)) * 64);
+    }
+    make_weights<C>(one->scores, one->run, one->tile.num_rows, ahead, one->out);
   }
 
   void clear(const RowTile& tile, Partial* all) const {
@@ -139,20 +164,30 @@ struct Attention {
     }
   }
 
+  // Call `then` once the heads of a tile have begun, each in the frame of a call.
+  template <class Then>
+  void with_heads(const RowTile& tile, int64_t begun, Head** heads, Then&& then) const {
+    if (begun == tile.num_heads) return then();
+    Head one(*this, tile.of_head(begun));
+    heads[begun] = &one;
+    with_heads(tile, begun + 1, heads, then);
+  }
+
   // A whole tile in one thread. `next`: as in Lookahead.
   template <class Next>
   void tile_alone(Place place, Lookahead* soon, Next&& next) const {
-    const RowTile& tile = place.tile;
-    Queries queries;
-    alignas(64) Partial part, all;
-    read_queries(tile, &queries);
-    Products products(queries.q, tile.num_rows, rows.a.head_dim);
-    clear(tile, &all);
-    for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
-      compute(soon->reach(place, next), queries, products, tile.num_rows, soon, &part);
-      join(queries, tile.num_rows, place.split, part, &soon->ahead, &all);
-    }
-    write(tile, all);
+    RowTile tile = place.tile;
+    Head* heads[MOST_HEADS];
+    with_heads(tile, 0, heads, [&] {
+      for (int64_t h = 0; h < tile.num_heads; h++) clear(tile, &heads[h]->all);
+      for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
+        compute(soon->reach(place, next), heads, tile.num_heads, soon);
+        for (int64_t h = 0; h < tile.num_heads; h++)
+          join(heads[h]->queries, tile.num_rows, place.split, heads[h]->part, &soon->ahead,
+               &heads[h]->all);
+      }
+      for (int64_t h = 0; h < tile.num_heads; h++) write(heads[h]->tile, heads[h]->all);
+    });
   }
 
   // The tiles of a thread's run that have at most `limit` splits.
@@ -162,47 +197,47 @@ struct Attention {
       if (at.split + 1 < at.tile.first_split + at.tile.num_splits) return at.split++, true;
       if (!shares->has(own, at.number + 1)) return false;
       at.number++, at.tile = rows.after(at.tile), at.split = at.tile.first_split;
-      return at.tile.num_splits <= limit;
+      return at.tile.work() <= limit;
     };
-    Place place{};  // which names tile 0
+    Place place{.number = -2};  // of no tile, and before none
     for (Piece p = shares->take(own, 1); p.num_panels > 0; p = shares->take(own, 1)) {
       place.tile = p.panel == place.number + 1 ? rows.after(place.tile) : rows.tile(p.panel);
       place.number = p.panel, place.split = place.tile.first_split;
-      if (place.tile.num_splits <= limit) tile_alone(place, &soon, next);
+      if (place.tile.work() <= limit) tile_alone(place, &soon, next);
     }
   }
 
-  // Some splits of a long tile, shared out.
+  // Some splits of a long tile of one head, shared out.
   void splits_shared(Pool& pool, const RowTile& tile, int64_t first, int64_t count,
-                     const Queries& queries, Partial* parts) const {
+                     Partial* parts) const {
     int64_t threads = threads_of(pool, count);
     Shares shares(count, threads);
     pool.each(threads, [&](int64_t own, int) {
       Lookahead soon(rows, sizeof(typename C::Item));
-      Products products(queries.q, tile.num_rows, rows.a.head_dim);
       auto next = [&](Place& at) {
         if (!shares.has(own, at.number + 1)) return false;
         return at.number++, at.split++, true;
       };
+      Head one(*this, tile), *heads[] = {&one};
       for (Piece p = shares.take(own, 1); p.num_panels > 0; p = shares.take(own, 1)) {
-        const SplitCells& cells = soon.reach({p.panel, first + p.panel, tile}, next);
-        compute(cells, queries, products, tile.num_rows, &soon, parts + p.panel);
+        one.out = parts + p.panel;
+        compute(soon.reach({p.panel, first + p.panel, tile}, next), heads, 1, &soon);
       }
     });
   }
 
-  // A long tile.
+  // A long tile of one head.
   void tile_shared(Pool& pool, const RowTile& tile) const {
     Queries queries;
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
-    Ahead nothing(0);
+    Ahead nothing;
     read_queries(tile, &queries);
     clear(tile, all);
     int64_t stop = tile.first_split + tile.num_splits;
     for (int64_t first = tile.first_split; first < stop; first += SHARED_SPLITS) {
       int64_t count = min_of(SHARED_SPLITS, stop - first);
-      splits_shared(pool, tile, first, count, queries, parts);
+      splits_shared(pool, tile, first, count, parts);
       for (int64_t i = 0; i < count; i++)
         join(queries, tile.num_rows, first + i, parts[i], &nothing, all);
     }
@@ -213,28 +248,37 @@ struct Attention {
     return min_of(count, min_of(Shares::MOST, pool.num_threads()));
   }
 
-  // A tile that alone would keep a thread busy past the others' end is shared, the rest are not.
-  void run(Pool& pool) const {
+  // A tile that alone would keep a thread busy past the others' end is shared, the rest are not. Where
+  // every thread has as much to do as any other, as of one long sequence with a key head for each,
+  // sharing only costs. Tiles of several heads are as few as leave none to share.
+  void run(Pool& pool) {
+    Load load = load_with(pool, HEADS_OF_A_TILE);
+    while (rows.most_heads > 1 && !load.is_even) load = load_with(pool, rows.most_heads / 2);
+    int64_t limit = load.is_even ? load.total : max_of(1, load.total / (4 * pool.num_threads()));
     int64_t count = rows.count(), threads = threads_of(pool, count);
-    int64_t limit = most_alone(pool, count, threads);
     Shares shares(count, threads);
     pool.each(threads, [&](int64_t own, int) { tiles_alone(&shares, own, limit); });
     each_tile(count, [&](const RowTile& tile, int64_t) {
-      if (tile.num_splits > limit) tile_shared(pool, tile);
+      if (tile.work() <= limit) return;
+      for (int64_t h = 0; h < tile.num_heads; h++) tile_shared(pool, tile.of_head(h));
     });
   }
 
-  // The most splits of a tile that is not shared. Where every thread has as much to do as any other,
-  // as of one long sequence with a key head for each, sharing only costs.
-  int64_t most_alone(Pool& pool, int64_t count, int64_t threads) const {
+  // Splits of all tiles, and whether each thread has as many.
+  struct Load {
+    int64_t total;
+    bool is_even;
+  };
+  Load load_with(Pool& pool, int64_t most_heads) {
+    rows.limit_heads(most_heads);
+    int64_t count = rows.count(), threads = threads_of(pool, count);
     int64_t total = 0, busiest = 0, run = 0, own = 0;
     each_tile(count, [&](const RowTile& tile, int64_t number) {
       if (number == count * (own + 1) / threads) own++, run = 0;
-      total += tile.num_splits, run += tile.num_splits;
+      total += tile.work(), run += tile.work();
       busiest = max_of(busiest, run);
     });
-    if (8 * busiest * pool.num_threads() <= 9 * total) return total;
-    return max_of(1, total / (4 * pool.num_threads()));
+    return {total, 8 * busiest * pool.num_threads() <= 9 * total};
   }
 
   template <class One>

@@ -78,10 +78,11 @@ inline void turn_words(const uint32_t* const* rows, int64_t start, uint32_t* out
 #endif
 }
 
-// The keys of one group, each a part of its own, as a page holds them; keys that no row sees are
-// zero.
+// The keys of one group and head, each a part of its own, as a page holds them; keys that no row sees
+// are zero.
 template <class C>
-void turn_keys(const SplitCells& cells, int64_t group, int64_t head_dim, uint32_t* panel) {
+void turn_keys(const SplitCells& cells, int64_t head, int64_t group, int64_t head_dim,
+               uint32_t* panel) {
   alignas(64) static const uint32_t zeros[MAX_HEAD_DIM] = {};
   int64_t words = head_dim * int64_t(sizeof(typename C::Item)) / 4;
   int64_t unit = 16 * C::LINES, padded = ceil_div(words, unit) * unit;
@@ -89,7 +90,7 @@ void turn_keys(const SplitCells& cells, int64_t group, int64_t head_dim, uint32_
   for (int64_t r = 0; r < GROUP; r++) {
     int64_t j = group * GROUP + r;
     bool seen = j >= cells.begin && j < cells.end;
-    rows[r] = seen ? (const uint32_t*)cells.keys[j] : zeros;
+    rows[r] = seen ? (const uint32_t*)(cells.keys[j] + head * cells.head_bytes) : zeros;
   }
   int64_t w = 0;
   for (; w + 16 <= words; w += 16) turn_words(rows, w, panel + w * 16);

@@ -99,7 +99,7 @@ class Case(NamedTuple):
         )  # fmt: skip
         return paged_attention_reference(
             np.ascontiguousarray(q[first:stop]), plan, (pages[0], pages[1])
-        ).reshape(stop - first, -1)
+        ).reshape(stop - first, self.heads * self.head_dim)
 
 
 CASES = [
@@ -111,6 +111,10 @@ CASES = [
     Case(40, 1, 6, block_size=1, form="bf16"),
     Case(2, 1, 256),
     Case(8, 8, 20, window=1),
+    # As many keys for each of some threads; and a sequence without rows before the others.
+    Case(16, 8, 32, form="bf16", spans=tuple((start, start + 1) for start in range(200, 208))),
+    Case(6, 6, 40, block_size=1, window=77, spans=((9, 9), (129, 130), (0, 3), (140, 141))),
+    Case(2, 1, 16, spans=((9, 9), (129, 130), (140, 141))),
 ]
 
 
@@ -121,6 +125,15 @@ def test_the_references_result_at_every_level(case: Case) -> None:
         np.testing.assert_allclose(results[0][b], case.expected(b), rtol=0, atol=BOUNDS[case.form])
         for result in results[1:]:
             assert np.array_equal(result[b], results[0][b])
+
+
+@pytest.mark.parametrize("case", CASES[-3:], ids=str)
+def test_nor_from_how_many_key_heads_are_computed_side_by_side(case: Case) -> None:
+    """As many as leave each thread as much to do."""
+    one, two, three = (case.run(backend(num_threads=n)) for n in (1, 2, 3))
+    for b in range(len(case.spans)):
+        assert np.array_equal(one[b], two[b])
+        assert np.array_equal(one[b], three[b])
 
 
 @pytest.mark.parametrize("case", CASES[:5], ids=str)
