@@ -29,6 +29,7 @@ from api_gateway.endpoints.convert import Convert
 from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
+from api_gateway.endpoints.responses import Responses
 from api_gateway.health import Health
 from api_gateway.listening import allow_connections, listen
 from api_gateway.metrics import GatewayMetrics
@@ -76,6 +77,7 @@ class Gateway:
         self.endpoints = Endpoints(
             chat=ChatCompletions(pipeline, door),
             completions=Completions(pipeline, door, calls),
+            responses=Responses(pipeline, door),
             embeddings=Embeddings(pipeline, door),
             convert=Convert(calls, door),
             models=Models(self.clients),

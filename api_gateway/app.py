@@ -19,6 +19,7 @@ from api_gateway.endpoints.convert import Convert
 from api_gateway.endpoints.embeddings import Embeddings
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
+from api_gateway.endpoints.responses import Responses
 from api_gateway.errors import error_headers, error_object
 from api_gateway.health import Health
 from api_gateway.metrics import GatewayMetrics
@@ -38,6 +39,7 @@ class Endpoints:
 
     chat: ChatCompletions
     completions: Completions
+    responses: Responses
     embeddings: Embeddings
     convert: Convert
     models: Models
@@ -54,9 +56,11 @@ def routes(to: Endpoints) -> list[Route]:
     return [
         Route("POST", "/v1/chat/completions", to.chat.create),
         Route("POST", "/v1/completions", to.completions.create),
+        Route("POST", "/v1/responses", to.responses.create),
         Route("POST", "/v1/embeddings", to.embeddings.create),
         Route("POST", "/v1/chat/completions/input_tokens", to.convert.count_chat),
         Route("POST", "/v1/completions/input_tokens", to.convert.count_completion),
+        Route("POST", "/v1/responses/input_tokens", to.convert.count_response),
         Route("POST", "/tokenize", to.convert.tokenize),
         Route("POST", "/detokenize", to.convert.detokenize),
         Route("POST", "/apply-template", to.convert.apply_template),

@@ -14,6 +14,7 @@ from api_gateway import schema
 from api_gateway.asgi import Call
 from api_gateway.health import build_version
 from api_gateway.messages import RESERVED_KWARGS
+from api_gateway.responses.schema import ResponseRequest
 from protos import limits
 
 Schema = dict[str, Any]
@@ -43,6 +44,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/completions"): Operation(
         "Continue prompts", replies.CompletionReply, schema.CompletionRequest, is_streamable=True
     ),
+    ("POST", "/v1/responses"): Operation(
+        "Answer a conversation, in OpenAI's newer form", replies.ResponseReply, ResponseRequest,
+        is_streamable=True,
+    ),
     ("POST", "/v1/embeddings"): Operation(
         "Turn inputs into vectors", replies.EmbeddingsReply, schema.EmbeddingRequest
     ),
@@ -51,6 +56,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/completions/input_tokens"): Operation(
         "Count the tokens of prompts", replies.TokenCount, schema.CompletionRequest
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Count the tokens of a request for a response", replies.TokenCount, ResponseRequest
     ),
     ("POST", "/tokenize"): Operation("Text to ids", replies.Tokens, schema.TokenizeRequest),
     ("POST", "/detokenize"): Operation("Ids to text", replies.Prompt, schema.DetokenizeRequest),
@@ -75,7 +83,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("Which build it is", replies.Version, is_public=True),
 }  # fmt: skip
 BOUND_NAMES = {
-    "max_completion_tokens": "max_tokens", "top_logprobs": "logprobs",
+    "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
     "DynamicTemperature.range": "dynamic_temperature.range",
     "DynamicTemperature.exponent": "dynamic_temperature.exponent",
 }  # fmt: skip

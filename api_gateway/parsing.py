@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from api_gateway import unserved
+from api_gateway.responses.schema import ResponseRequest
 from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from common.errors import InvalidRequest
 
@@ -19,6 +20,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
     ChatRequest: unserved.CHAT,
     CompletionRequest: unserved.COMPLETION,
+    ResponseRequest: unserved.RESPONSE,
     EmbeddingRequest: unserved.ROUTING,
 }
 _decode = msgspec.json.Decoder().decode

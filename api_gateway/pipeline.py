@@ -18,6 +18,7 @@ from api_gateway.job import Job
 from api_gateway.meter import Meter
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import WholeReply
+from api_gateway.responses.reply import ResponseStream, WholeResponse
 from api_gateway.sessions import Mailbox
 from api_gateway.sse import EventStream
 from api_gateway.structure import blamed
@@ -26,8 +27,10 @@ from api_gateway.watch import CANCELLED, DEADLINE, GONE, IDLE, SHUTDOWN, Vigil, 
 from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
 from protos.common_pb2 import LENGTH, STOPPED
 
-Reply = WholeReply | EventStream | EmbeddingReply
-INPUT_FIELDS = {Kind.CHAT: "messages", Kind.TEXT: "prompt", Kind.EMBEDDING: "input"}
+Reply = WholeReply | EventStream | EmbeddingReply | WholeResponse | ResponseStream
+INPUT_FIELDS = {
+    Kind.CHAT: "messages", Kind.TEXT: "prompt", Kind.EMBEDDING: "input", Kind.RESPONSE: "input",
+}  # fmt: skip
 
 
 class Pipeline:
@@ -91,6 +94,10 @@ class Pipeline:
         if order.kind is Kind.EMBEDDING:
             return EmbeddingReply(call, order)
         created, fingerprint = int(time.time()), self._clients.fingerprint()
+        if order.kind is Kind.RESPONSE:
+            if not order.is_stream:
+                return WholeResponse(call, order, created)
+            return ResponseStream(call, order, created, job, vigil, self._metrics)
         if not order.is_stream:
             return WholeReply(call, order, created, fingerprint)
         chunks = Chunks(order, call.request_id, created, fingerprint)

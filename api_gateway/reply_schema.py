@@ -124,6 +124,48 @@ class CompletionReply(Head, kw_only=True):
     choices: list[TextChoice]
 
 
+class InputTokens(PromptTokens):
+    """Writing to the prefix cache is nobody's extra cost."""
+
+    cache_write_tokens: Literal[0]
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: CompletionTokens
+    total_tokens: int
+
+
+class ResponseReply(msgspec.Struct):
+    """A response, and what it repeats of its request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    background: Literal[False]
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: dict[str, Any]
+    store: Literal[False]
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    usage: ResponseUsage | None
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
 class Vector(msgspec.Struct):
     """One input's embedding: numbers, or base64 of float32."""
 

@@ -32,27 +32,64 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class EventStream:
-    """Sends one request's events. The response starts with its first frame, not before."""
+class Stream:
+    """Sends one request's frames. The response starts with its first frame, not before."""
+
+    def __init__(self, call: Call, vigil: Vigil, metrics: GatewayMetrics) -> None:
+        self._call = call
+        self._vigil = vigil
+        self._metrics = metrics
+        self._num_bytes = 0
+        self.is_started = False
+        metrics.streams.inc()
+
+    def opening(self) -> bytes:
+        """Return what comes before the first frame."""
+        raise NotImplementedError
+
+    async def keep_alive(self) -> None:
+        """Send a comment; it starts the response when nothing came for so long."""
+        await self.send(KEEP_ALIVE)
+
+    async def send(self, body: bytes, more_body: bool = True) -> None:
+        """Write; the vigil sees when a send began and that it has not come back."""
+        vigil = self._vigil
+        vigil.sent_s = vigil.sending_since_s = time.monotonic()
+        if not self.is_started:
+            self.is_started = True
+            await self._call.start(200, HEADERS)
+            body = self.opening() + body
+        await self._call.send({"type": "http.response.body", "body": body, "more_body": more_body})
+        vigil.sending_since_s = None
+        if vigil.paused_on is not None:
+            vigil.resume()
+        self._num_bytes += len(body)
+
+    def close(self) -> None:
+        """Count what was sent; the stream is over."""
+        self._metrics.streams.dec()
+        self._metrics.sse_bytes.inc(self._num_bytes)
+
+
+class EventStream(Stream):
+    """Sends the chunks of OpenAI's older routes."""
 
     def __init__(
         self, call: Call, order: Order, chunks: Chunks, job: Job, vigil: Vigil,
         metrics: GatewayMetrics,
     ) -> None:  # fmt: skip
-        self._call = call
+        super().__init__(call, vigil, metrics)
         self._order = order
         self._chunks = chunks
         self._job = job
-        self._vigil = vigil
-        self._metrics = metrics
         self._bulks = [Bulks() for _ in job.choices]
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
-        self._num_bytes = 0
-        self._is_started = False
-        metrics.streams.inc()
+
+    def opening(self) -> bytes:
+        return self._chunks.opening()
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
@@ -73,30 +110,26 @@ class EventStream:
             if finish is not None and finish.reason in (STOPPED, LENGTH):
                 frames.append(self._last(choice))
         if frames:
-            await self._send(b"".join(frames))
-
-    async def keep_alive(self) -> None:
-        """Send a comment; it starts the response when nothing came for so long."""
-        await self._send(KEEP_ALIVE)
+            await self.send(b"".join(frames))
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send usage, if asked for, and the end."""
         tail = DONE
         if self._order.include_usage:
             tail = frame(self._usage(meter.timings())) + DONE
-        await self._send(tail, more_body=False)
+        await self.send(tail, more_body=False)
 
     async def fail(self, error: ServiceError) -> None:
         """End with an error frame; raise `error` when there is still time for a real status.
 
         What was used up to there is told as in a stream that ended well.
         """
-        if not self._is_started:
+        if not self.is_started:
             raise error
         tail = error_frame(error, self._call.request_id)
         if self._order.include_usage:
             tail = frame(self._usage(None)) + tail
-        await self._send(tail, more_body=False)
+        await self.send(tail, more_body=False)
 
     def _usage(self, timings: dict[str, float | int] | None) -> dict[str, Any]:
         more: dict[str, Any] = {"timings": timings} if timings is not None else {}
@@ -179,22 +212,3 @@ class EventStream:
 
     def _usage_so_far(self) -> dict[str, Any]:
         return {"usage": usage_of(self._job)} if self._order.continuous_usage else {}
-
-    async def _send(self, body: bytes, more_body: bool = True) -> None:
-        """Write; the vigil sees when a send began and that it has not come back."""
-        vigil = self._vigil
-        vigil.sent_s = vigil.sending_since_s = time.monotonic()
-        if not self._is_started:
-            self._is_started = True
-            await self._call.start(200, HEADERS)
-            body = self._chunks.opening() + body
-        await self._call.send({"type": "http.response.body", "body": body, "more_body": more_body})
-        vigil.sending_since_s = None
-        if vigil.paused_on is not None:
-            vigil.resume()
-        self._num_bytes += len(body)
-
-    def close(self) -> None:
-        """Count what was sent; the stream is over."""
-        self._metrics.streams.dec()
-        self._metrics.sse_bytes.inc(self._num_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from api_gateway.checks import refuse
 from api_gateway.sampling import dry_breakers, sampling
@@ -31,6 +32,7 @@ class Kind(Enum):
     CHAT = "chat"
     TEXT = "text"
     EMBEDDING = "embedding"
+    RESPONSE = "response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Order:
     """Where the client has said how long the answer may be, if it has."""
     echoes: tuple[str, ...] = ()
     """What stands before the answer of each prompt, empty = nothing."""
+    asked: dict[str, Any] | None = None
+    """What a response repeats of its request."""
     dimensions: int | None = None
     is_base64: bool = False
     normalize: bool = True

@@ -65,6 +65,18 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }
+RESPONSE: dict[str, tuple[Any, ...]] = {
+    "background": _OFF,
+    "context_management": _EMPTY,
+    "conversation": _NOTHING,
+    "max_tool_calls": _NOTHING,
+    "moderation": _NOTHING,
+    "previous_response_id": _NOTHING,
+    "prompt": _NOTHING,
+    "prompt_cache_retention": _NOTHING,
+    "service_tier": (None, "auto", "default"),
+    "store": _OFF,
+}
 COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
     "add_special_tokens": (None, True),

@@ -9,6 +9,8 @@ from api_gateway.checks import check_count, check_token_ids, refuse
 from api_gateway.door import Door
 from api_gateway.messages import check_conversation
 from api_gateway.replies import ids_of
+from api_gateway.responses.schema import ResponseRequest
+from api_gateway.responses.translate import order_response
 from api_gateway.schema import (
     ChatPrompt,
     ChatRequest,
@@ -18,7 +20,7 @@ from api_gateway.schema import (
 )
 from api_gateway.text_calls import TextCalls
 from api_gateway.tools import check_tools
-from api_gateway.translate import chat_input, order_chat
+from api_gateway.translate import Order, chat_input, order_chat
 from api_gateway.validation import check_chat, check_completion
 from common.errors import InvalidRequest
 from protos import limits
@@ -85,9 +87,17 @@ class Convert:
         with self._door.admission.enter():
             body = await self._door.read(call, ChatRequest)
             check_chat(body)
-            order = order_chat(body, await self._door.caller(call, body.model))
-            asked = ConvertRequest(model=body.model, chat=order.requests[0].chat)
-            await self._reply_count(call, [await self._calls.convert(asked)])
+            await self._count(call, order_chat(body, await self._door.caller(call, body.model)))
+
+    async def count_response(self, call: Call) -> None:
+        """Answer how many tokens the prompt of a request for a response has."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, ResponseRequest)
+            await self._count(call, order_response(body, await self._door.caller(call, body.model)))
+
+    async def _count(self, call: Call, order: Order) -> None:
+        asked = ConvertRequest(model=order.model, chat=order.requests[0].chat)
+        await self._reply_count(call, [await self._calls.convert(asked)])
 
     async def count_completion(self, call: Call) -> None:
         """Answer how many tokens the prompts of a completion request have together."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from tests.conftest import REFERENCE_DATA
 
@@ -19,6 +22,7 @@ REPLIES = {
     "/v1/embeddings": "CreateEmbeddingResponse",
     "/v1/models": "ListModelsResponse",
 }
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHUNKS = {**REPLIES, "/v1/chat/completions": "CreateChatCompletionStreamResponse"}
 
 
@@ -62,8 +66,19 @@ def check_event(path: str, event: dict[str, Any]) -> None:
         check("ErrorResponse" if "error" in event else CHUNKS[path], event)
 
 
+def check_response(body: bytes) -> None:
+    """Hold a response, or the events of one, against the types of OpenAI's own client."""
+    if body.startswith(b"{"):
+        Response.model_validate_json(body)
+    for number, data in enumerate(re.findall(r"^data: (.*)$", body.decode(), re.MULTILINE)):
+        assert EVENTS.validate_json(data).sequence_number == number
+
+
 async def verify(reply: httpx.Response) -> None:
     """Hold one whole reply against its schema; strangers have none."""
+    if reply.request.url.path == "/v1/responses" and reply.status_code == 200:
+        check_response(await reply.aread())
+        return
     if not FILE.exists():
         return
     body = await reply.aread()

@@ -98,7 +98,7 @@ async def test_cancel_works_through_any_gateway(fake: FakeTokenizer) -> None:
         in_process(first) as here,
         in_process(second) as there,
     ):
-        for spelling in ("job-1", "chatcmpl-job-1"):
+        for spelling in ("job-1", "chatcmpl-job-1", "resp_job-1"):
             await until(lambda: len(fake.streams) == 2 and bool(second.clients.links()))
             body = chat(request_id="job-1")
             asked = asyncio.create_task(here.post("/v1/chat/completions", json=body))

@@ -54,6 +54,15 @@ history = [
 ]
 assert client.chat.completions.create(**{**asked, "messages": history}).choices
 
+response = client.responses.create(model=MODEL, input=MESSAGES, max_output_tokens=24, temperature=0)
+assert response.output_text == first.message.content, response
+with client.responses.stream(
+    model=MODEL, input=MESSAGES, max_output_tokens=80, temperature=0, text_format=Fruit
+) as stream:
+    for _ in stream:
+        pass
+    assert isinstance(stream.get_final_response().output_parsed, Fruit)
+
 vectors = client.embeddings.create(model=MODEL, input=["a", "b c"]).data
 assert len(vectors) == 2
 assert math.isclose(math.hypot(*vectors[0].embedding), 1, rel_tol=1e-3)

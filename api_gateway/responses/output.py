@@ -1,0 +1,195 @@
+"""The output of a response as it grows: items opened, added to and closed, and the events of it.
+
+At most one item is open. Replies in one piece go the same way and pass the events over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from api_gateway.answers import Said
+from api_gateway.responses.objects import (
+    Head,
+    Shown,
+    call_item,
+    message_item,
+    reasoning_item,
+    text_part,
+)
+
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+
+
+class Events:
+    """Numbers the events of one stream."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        told = {"type": f"response.{kind}", "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(told))
+
+
+class Place:
+    """Which item an event is of, and the only part of it that has text."""
+
+    def __init__(self, events: Events, item_id: str, index: int) -> None:
+        self._events = events
+        self._item = {"output_index": index}
+        self._in_item = {"item_id": item_id, **self._item}
+        self.id = item_id
+
+    def of_item(self, kind: str, item: Shown) -> bytes:
+        return self._events.event(f"output_item.{kind}", **self._item, item=item)
+
+    def of_part(self, kind: str, **fields: Any) -> bytes:
+        return self._events.event(kind, **self._in_item, content_index=0, **fields)
+
+    def of_call(self, kind: str, **fields: Any) -> bytes:
+        return self._events.event(f"function_call_arguments.{kind}", **self._in_item, **fields)
+
+
+class Thoughts:
+    """An open reasoning item."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._text = ""
+
+    def begin(self) -> bytes:
+        item = reasoning_item(self._place.id, None, IN_PROGRESS)
+        part = {"type": "reasoning_text", "text": ""}
+        return self._place.of_item("added", item) + self._place.of_part(
+            "content_part.added", part=part
+        )
+
+    def add(self, text: str) -> bytes:
+        self._text += text
+        return self._place.of_part("reasoning_text.delta", delta=text)
+
+    def end(self, status: str) -> tuple[bytes, Shown]:
+        item = reasoning_item(self._place.id, self._text, status)
+        told = self._place.of_part("reasoning_text.done", text=self._text)
+        told += self._place.of_part("content_part.done", part=item["content"][0])
+        return told + self._place.of_item("done", item), item
+
+
+class Speech:
+    """An open message."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._text = ""
+        self._logprobs: list[Shown] = []
+
+    def begin(self) -> bytes:
+        item = message_item(self._place.id, None, IN_PROGRESS)
+        return self._place.of_item("added", item) + self._place.of_part(
+            "content_part.added", part=text_part("", [])
+        )
+
+    def add(self, text: str, logprobs: Sequence[Shown]) -> bytes:
+        self._text += text
+        self._logprobs += logprobs
+        return self._place.of_part("output_text.delta", delta=text, logprobs=logprobs)
+
+    def end(self, status: str) -> tuple[bytes, Shown]:
+        part = text_part(self._text, self._logprobs)
+        item = message_item(self._place.id, part, status)
+        told = self._place.of_part("output_text.done", text=self._text, logprobs=self._logprobs)
+        told += self._place.of_part("content_part.done", part=part)
+        return told + self._place.of_item("done", item), item
+
+
+class Called:
+    """An open function call."""
+
+    def __init__(self, place: Place, call_id: str, name: str) -> None:
+        self._place = place
+        self._call_id = call_id
+        self._name = name
+        self._arguments = ""
+
+    def begin(self) -> bytes:
+        return self._place.of_item("added", self._item(IN_PROGRESS))
+
+    def add(self, arguments: str) -> bytes:
+        self._arguments += arguments
+        return self._place.of_call("delta", delta=arguments)
+
+    def end(self, status: str) -> tuple[bytes, Shown]:
+        item = self._item(status)
+        told = self._place.of_call("done", name=self._name, arguments=self._arguments)
+        return told + self._place.of_item("done", item), item
+
+    def _item(self, status: str) -> Shown:
+        return call_item(self._place.id, self._call_id, self._name, self._arguments, status)
+
+
+class Output:
+    """What one response has come to. `items` are those that are closed."""
+
+    def __init__(self, head: Head, events: Events) -> None:
+        self.items: list[Shown] = []
+        self._head = head
+        self._events = events
+        self._open: Thoughts | Speech | Called | None = None
+        self._logprobs: list[Shown] = []  # of text that is withheld
+
+    def take(self, said: Said, logprobs: Sequence[Shown]) -> bytes:
+        """Take what was said; return the events."""
+        told = b""
+        self._logprobs += logprobs
+        if said.thoughts:
+            if not isinstance(self._open, Thoughts):
+                told += self._begin(Thoughts(self._place("rs")))
+            assert isinstance(self._open, Thoughts)
+            told += self._open.add(said.thoughts)
+        if said.content:
+            told += self._speak(said.content)
+        return told + b"".join(self._call(chunk) for chunk in said.calls)
+
+    def end(self, status: str) -> bytes:
+        """Close what is open; a response without items says nothing in a message."""
+        told = b""
+        if self._open is None and not self.items or self._logprobs and self._is_speaking():
+            told += self._speak("")
+        return told + self._close(status)
+
+    def _is_speaking(self) -> bool:
+        return isinstance(self._open, Speech)
+
+    def _speak(self, text: str) -> bytes:
+        told = b"" if self._is_speaking() else self._begin(Speech(self._place("msg")))
+        assert isinstance(self._open, Speech)
+        logprobs, self._logprobs = self._logprobs, []
+        return told + self._open.add(text, logprobs)
+
+    def _call(self, chunk: Shown) -> bytes:
+        told, function = b"", chunk["function"]
+        if "id" in chunk:
+            told = self._begin(Called(self._place("fc"), chunk["id"], function["name"]))
+        assert isinstance(self._open, Called)
+        return told + (self._open.add(function["arguments"]) if function["arguments"] else b"")
+
+    def _begin(self, item: Thoughts | Speech | Called) -> bytes:
+        told = self._close(COMPLETED)
+        self._open = item
+        return told + item.begin()
+
+    def _place(self, kind: str) -> Place:
+        index = len(self.items) + (self._open is not None)
+        return Place(self._events, self._head.item_id(kind, index), index)
+
+    def _close(self, status: str) -> bytes:
+        if self._open is None:
+            return b""
+        told, item = self._open.end(status)
+        self.items.append(item)
+        self._open = None
+        return told

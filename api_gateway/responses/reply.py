@@ -1,0 +1,102 @@
+"""Replies of /v1/responses: in one piece, and as a stream of named events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api_gateway.answers import Answer
+from api_gateway.asgi import Call
+from api_gateway.job import Job
+from api_gateway.logprobs import chat_logprobs
+from api_gateway.meter import Meter, usage_of
+from api_gateway.metrics import GatewayMetrics
+from api_gateway.replies import OnePiece, answer_rows
+from api_gateway.responses.objects import Head, Shown, failure, usage_object
+from api_gateway.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, Events, Output
+from api_gateway.sessions import Choice
+from api_gateway.sse import Stream
+from api_gateway.translate import Order
+from api_gateway.watch import Vigil
+from common.errors import ServiceError
+from protos.common_pb2 import LENGTH
+
+
+class Telling:
+    """Makes a response out of the one choice of a job."""
+
+    def __init__(self, call: Call, order: Order, created: int) -> None:
+        self.head = Head(call.request_id, created, order.model, order.asked or {})
+        self.events = Events()
+        self.output = Output(self.head, self.events)
+        self._order = order
+        self._request_id = call.request_id
+        self._answer: Answer | None = None
+
+    def take(self, choice: Choice) -> bytes:
+        """Take what has come; return the events."""
+        if self._answer is None:
+            self._answer = Answer(self._order, self._request_id, choice)
+        rows = answer_rows(choice, choice.take_logprobs())
+        return self.output.take(self._answer.take(), chat_logprobs(rows)["content"])
+
+    def end(self, job: Job, meter: Meter) -> tuple[bytes, Shown]:
+        """Close the output; return the last events of items, and the whole response."""
+        finish = job.choices[0].finish
+        was_cut = finish is not None and finish.reason == LENGTH
+        status = INCOMPLETE if was_cut else COMPLETED
+        told = self.output.end(status)
+        details = {"reason": "max_output_tokens"} if was_cut else None
+        more = {"usage": usage_object(usage_of(job)), "timings": meter.timings()}
+        items = self.output.items
+        return told, self.head.response(status, items, incomplete_details=details, **more)
+
+
+class WholeResponse(OnePiece):
+    """Waits for the end and answers with one JSON object."""
+
+    def __init__(self, call: Call, order: Order, created: int) -> None:
+        super().__init__(call, order)
+        self._telling = Telling(call, order, created)
+
+    async def finish(self, job: Job, meter: Meter) -> None:
+        """Send the reply."""
+        self._telling.take(job.choices[0])
+        _, response = self._telling.end(job, meter)
+        await self._call.reply_json(200, response)
+
+
+class ResponseStream(Stream):
+    """Sends the events of one response."""
+
+    def __init__(
+        self, call: Call, order: Order, created: int, job: Job, vigil: Vigil,
+        metrics: GatewayMetrics,
+    ) -> None:  # fmt: skip
+        super().__init__(call, vigil, metrics)
+        self._job = job
+        self._telling = Telling(call, order, created)
+        begun, event = self._telling.head.response(IN_PROGRESS, []), self._telling.events.event
+        self._opening = event("created", response=begun) + event("in_progress", response=begun)
+
+    def opening(self) -> bytes:
+        return self._opening
+
+    async def advance(self, news: Sequence[Choice]) -> None:
+        """Send what arrived."""
+        if told := b"".join(self._telling.take(choice) for choice in news):
+            await self.send(told)
+
+    async def finish(self, job: Job, meter: Meter) -> None:
+        """Send the end of the items, and the whole response once more."""
+        told, response = self._telling.end(job, meter)
+        kind = response["status"]
+        await self.send(told + self._telling.events.event(kind, response=response), more_body=False)
+
+    async def fail(self, error: ServiceError) -> None:
+        """End with a failed response; raise `error` when there is still time for a real status."""
+        if not self.is_started:
+            raise error
+        telling = self._telling
+        more = {"error": failure(error), "usage": usage_object(usage_of(self._job))}
+        response = telling.head.response("failed", telling.output.items, **more)
+        await self.send(telling.events.event("failed", response=response), more_body=False)

@@ -1,0 +1,149 @@
+"""A request for a response → the chat request that means the same, and its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from api_gateway.checks import check_bound, refuse
+from api_gateway.responses.conversation import messages_of
+from api_gateway.responses.schema import ResponseNamedTool, ResponseRequest, TextFormat
+from api_gateway.schema import (
+    ChatRequest,
+    Function,
+    FunctionName,
+    JsonSchema,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+)
+from api_gateway.structure import RESPONSE
+from api_gateway.translate import Caller, Kind, Order, order_chat
+from api_gateway.validation import check_chat
+from common.errors import InvalidRequest
+
+SAME = (
+    "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "temperature", "top_p",
+    "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "top_logprobs", "stream", "parallel_tool_calls",
+)  # fmt: skip
+"""Fields that chat requests have too."""
+OWN_NAMES = (
+    ("response_format.json_schema", "text.format"),
+    (RESPONSE, "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("max_tokens", "max_output_tokens"),
+    ("messages", "input"),
+    (".function", ""),
+)
+"""Of fields, in the words of a chat request and in those of the client."""
+
+
+def chat_of(body: ResponseRequest) -> ChatRequest:
+    """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
+    messages = messages_of(body)
+    check_bound("max_output_tokens", body.max_output_tokens, "max_tokens")
+    chat = ChatRequest(
+        **{name: getattr(body, name) for name in SAME},
+        messages=messages,
+        max_tokens=body.max_output_tokens,
+        logprobs=body.wants_logprobs or None,
+        tools=tools_of(body),
+        tool_choice=tool_choice_of(body),
+        response_format=response_format_of(body.text.format if body.text else None),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+    )
+    with in_own_words():
+        check_chat(chat)
+    return chat
+
+
+def order_response(body: ResponseRequest, caller: Caller) -> Order:
+    """Return the order of a request that was read; raise InvalidRequest."""
+    chat = chat_of(body)
+    with in_own_words():
+        order = order_chat(chat, caller)
+    field = "text.format" if order.grammar_field == RESPONSE else order.grammar_field
+    return replace(
+        order,
+        kind=Kind.RESPONSE,
+        grammar_field=field,
+        length_field="max_output_tokens",
+        asked=asked_of(body),
+    )
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """Let errors of a chat request name the fields of the request for a response."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message, param = error.message, error.param or ""
+        for theirs, own in OWN_NAMES:
+            message, param = message.replace(theirs, own), param.replace(theirs, own)
+        raise InvalidRequest(message, param=param or None, code=error.code) from error
+
+
+def tools_of(body: ResponseRequest) -> list[Tool] | None:
+    if body.tools is None:
+        return None
+    return [
+        Tool(function=Function(tool.name, tool.description, tool.parameters, tool.strict))
+        for tool in body.tools
+    ]
+
+
+def tool_choice_of(body: ResponseRequest) -> Any:
+    choice = body.tool_choice
+    if isinstance(choice, ResponseNamedTool):
+        return NamedTool(function=FunctionName(choice.name))
+    return choice
+
+
+def response_format_of(given: TextFormat | None) -> ResponseFormat | None:
+    if given is None:
+        return None
+    if given.type != "json_schema":
+        if given.schema is not None:
+            raise refuse("text.format.schema is for the type json_schema", "text.format.schema")
+        return ResponseFormat(given.type)
+    if given.name is None or given.schema is None:
+        missing = "name" if given.name is None else "schema"
+        param = f"text.format.{missing}"
+        raise refuse(f"{param} is required with type json_schema", param, "missing_field")
+    shape = JsonSchema(given.name, given.schema, given.description, given.strict)
+    return ResponseFormat("json_schema", shape)
+
+
+def asked_of(body: ResponseRequest) -> dict[str, Any]:
+    """Return what a response repeats of its request, in OpenAI's fields."""
+    reasoning, text = body.reasoning, body.text
+    given = text.format if text and text.format else TextFormat("text")
+    shape = {k: v for k, v in msgspec.to_builtins(given).items() if v is not None}
+    tools = msgspec.to_builtins(body.tools or [])
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": shape, "verbosity": "medium"},
+        "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
+        "tools": tools,
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }

@@ -1,0 +1,325 @@
+"""POST /v1/responses: what goes down the line, what comes back, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from api_gateway.__main__ import Gateway
+from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
+from tests.api_gateway.conftest import in_process, running, serving
+from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
+from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream, echo
+
+URL = "/v1/responses"
+TEXT = "Hello there, wörld"
+TOOL = {"type": "function", "name": "get_weather", "description": "of a city", "parameters": CITY}
+TOOLS = [TOOL, {"type": "function", "name": "now"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": "hi", **more}
+
+
+def saying(*entries: tuple[str, int], **finish: Any) -> Callable[[Stream, int], None]:
+    """Return a script of texts and the channel of each."""
+
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        for text, channel in entries:
+            stream.token(slot, text, channel=channel)
+        stream.finish(slot, **finish)
+
+    return run
+
+
+def sent(body: str) -> list[dict[str, Any]]:
+    """Return the events of a stream; each is named as it is typed."""
+    found = []
+    for name, data in re.findall(r"event: (\S+)\ndata: (.*)\n\n", body):
+        found.append(json.loads(data))
+        assert found[-1]["type"] == name
+    return found
+
+
+async def both(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of the stream, whose last one has what the whole reply is."""
+    whole = (await client.post(URL, json=body)).json()
+    events = sent((await client.post(URL, json={**body, "stream": True})).text)
+    told = events[-1]["response"]
+    for name in ("created_at", "timings", "id"):
+        whole.pop(name), told.pop(name)
+    assert re.sub(r"_[0-9a-f-]{20,}", "", json.dumps(told)) == re.sub(
+        r"_[0-9a-f-]{20,}", "", json.dumps(whole)
+    )
+    return events
+
+
+async def test_a_response_whole(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    body = ask(instructions="Be short.", max_output_tokens=50, temperature=0.5, metadata={"k": "v"})
+    whole = (await client.post(URL, json={**body, "request_id": "r1"})).json()
+    assert (whole["id"], whole["object"], whole["status"]) == ("resp_r1", "response", "completed")
+    (item,) = whole["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert [part["text"] for part in item["content"]] == [TEXT]
+    assert (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (5, 3)
+    assert whole["instructions"] == "Be short." and whole["temperature"] == 0.5
+    assert whole["metadata"] == {"k": "v"} and whole["store"] is False
+    assert whole["error"] is whole["incomplete_details"] is None
+    (request,) = fake.streams[-1].requests_seen.values()
+    assert json.loads(request.chat.messages_json) == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert request.limits.max_tokens == 50 and request.sampling.temperature == 0.5
+
+
+async def test_a_response_streamed(client: httpx.AsyncClient) -> None:
+    events = await both(client, ask())
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added",
+        *["output_text.delta"] * 3, "output_text.done", "content_part.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    deltas = [event["delta"] for event in events if event["type"].endswith("text.delta")]
+    assert "".join(deltas) == TEXT
+
+
+async def test_one_that_was_cut(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.script = saying(("cut", 0), reason=LENGTH)
+    last = (await both(client, ask(max_output_tokens=1)))[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+
+
+async def test_one_that_says_nothing(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.script = saying()
+    (item,) = (await both(client, ask()))[-1]["response"]["output"]
+    assert [part["text"] for part in item["content"]] == [""]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -> None:
+    text = f"Let me see.\n{W}\n{N}\n"
+    fake.script = saying(*((text[at : at + cut], 0) for at in range(0, len(text), cut)))
+    events = await both(client, ask(tools=TOOLS, request_id="same"))
+    message, weather, now = events[-1]["response"]["output"]
+    assert message["content"][0]["text"] == "Let me see."
+    assert (weather["name"], weather["arguments"]) == ("get_weather", ARGUMENTS)
+    assert (now["name"], now["arguments"]) == ("now", "{}")
+    assert weather["call_id"] != now["call_id"]
+    done = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert [event["arguments"] for event in done] == [ARGUMENTS, "{}"]
+    (request,) = list(fake.streams[-1].requests_seen.values())[-1:]
+    shown = json.loads(request.chat.tools_json)
+    assert [tool["function"]["name"] for tool in shown] == ["get_weather", "now"]
+
+
+async def test_thoughts_come_first(fake: FakeTokenizer) -> None:
+    fake.models = [ModelInfo(id=MODEL, max_model_len=4096, reasoning_format="think_tags")]
+    fake.script = saying(("hm", 1), (" so", 1), ("Yes.", 0))
+    async with running(fake.address) as gateway, in_process(gateway) as client:
+        events = await both(client, ask(reasoning={"effort": "low", "summary": "auto"}))
+    thoughts, answer = events[-1]["response"]["output"]
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": "hm so"}]
+    assert answer["content"][0]["text"] == "Yes."
+    (request,) = list(fake.streams[-1].requests_seen.values())[-1:]
+    assert json.loads(request.chat.template_kwargs_json)["enable_thinking"] is True
+
+
+async def test_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "Hi", 11, logprob=-0.5)
+        stream.token(slot, "", 12, logprob=-1.5)  # half a character is held back
+        stream.token(slot, " ☃", 13, logprob=-2.5)
+        stream.finish(slot)
+
+    fake.script = run
+    events = await both(client, ask(include=["message.output_text.logprobs"], top_logprobs=2))
+    rows = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert [row["logprob"] for row in rows] == [-0.5, -1.5, -2.5]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [row for event in deltas for row in event["logprobs"]] == rows
+
+
+async def test_a_conversation_comes_back_as_it_was_said(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    items = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be"}]},
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed",
+         "content": [{"type": "reasoning_text", "text": "look it up"}], "encrypted_content": None},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "I ask.", "annotations": [], "logprobs": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "now", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "now", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "noon"},
+        {"type": "function_call_output", "call_id": "c2",
+         "output": [{"type": "input_text", "text": "one"}]},
+        {"role": "assistant", "content": "Noon."},
+        {"role": "assistant", "content": "Or one."},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"},
+                                     {"type": "input_text", "text": "b"}]},
+    ]  # fmt: skip
+    assert (await client.post(URL, json=ask(input=items))).status_code == 200
+    (request,) = fake.streams[-1].requests_seen.values()
+    function = {"name": "now", "arguments": "{}"}
+    assert json.loads(request.chat.messages_json) == [
+        {"role": "system", "content": "Be"},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "I ask.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": function},
+                {"id": "c2", "type": "function", "function": function},
+            ],
+            "reasoning_content": "look it up",
+        },
+        {"role": "tool", "content": "noon", "tool_call_id": "c1"},
+        {"role": "tool", "content": "one", "tool_call_id": "c2"},
+        {"role": "assistant", "content": "Noon."},
+        {"role": "assistant", "content": "Or one."},
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
+async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    shape = {"type": "json_schema", "name": "form", "schema": SCHEMA, "strict": True}
+    whole = (await client.post(URL, json=ask(text={"format": shape}))).json()
+    assert whole["text"]["format"] == shape
+    (request,) = fake.streams[-1].requests_seen.values()
+    assert request.text.grammar.kind == Grammar.JSON_SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (ask(input=[]), "input"),
+        (ask(input=[{"type": "item_reference", "id": "x"}]), "input[0].type"),
+        (ask(input=[{"role": "user"}]), "input[0].content"),
+        (ask(input=[{"role": "nobody", "content": ""}]), "input[0].role"),
+        (ask(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
+         "input[0].content[0].type"),
+        (ask(input=[{"role": "user", "content": [{"type": "input_text"}]}]),
+         "input[0].content[0].text"),
+        (ask(input=[{"type": "function_call", "call_id": "c", "name": "n"}]), "input[0].arguments"),
+        (ask(max_output_tokens=0), "max_output_tokens"),
+        (ask(temperature=9), "temperature"),
+        (ask(top_logprobs=500), "top_logprobs"),
+        (ask(previous_response_id="resp_1"), "previous_response_id"),
+        (ask(store=True), "store"),
+        (ask(background=True), "background"),
+        (ask(truncation="auto"), "truncation"),
+        (ask(max_tokens=5), "max_tokens"),
+        (ask(tools=[{"type": "web_search"}]), "tools[0].type"),
+        (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
+        (ask(tools=[TOOL], tool_choice={"type": "function", "name": "x"}), "tool_choice.name"),
+        (ask(text={"format": {"type": "json_schema", "name": "n"}}), "text.format.schema"),
+        (ask(text={"format": {"type": "json_schema", "name": "a b", "schema": {}}}),
+         "text.format.name"),
+        (ask(text={"format": {"type": "json_object", "schema": {}}}), "text.format.schema"),
+        (ask(reasoning={"effort": "huge"}), "reasoning.effort"),
+        (ask(reasoning={"summary": "detailed"}), "reasoning.summary"),
+        (ask(include=["file_search_call.results"]), "include[0]"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_is_named(
+    client: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    reply = await client.post(URL, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert "messages" not in error["message"] and "response_format" not in error["message"]
+
+
+async def test_errors_from_below_name_the_clients_fields(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        detail = {"kind": "InvalidRequest", "message": "max_tokens 9 is too many"}
+        stream.fail(slot, ERROR, param="max_tokens", code="context_length_exceeded", **detail)
+
+    fake.script = run
+    for more in ({}, {"stream": True}):
+        error = (await client.post(URL, json=ask(**more))).json()["error"]
+        assert error["param"] == "max_output_tokens"
+        assert error["message"] == "max_output_tokens 9 is too many"
+
+
+async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "Hel")
+        stream.fail(slot, ERROR, kind="Internal", message="broken", code="worker_failed")
+
+    fake.script = run
+    last = sent((await client.post(URL, json=ask(stream=True))).text)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {
+        "code": "server_error",
+        "reason": "worker_failed",
+        "message": "broken",
+    }
+    assert last["response"]["usage"]["output_tokens"] == 1
+
+
+async def test_tokens_are_counted(client: httpx.AsyncClient) -> None:
+    reply = await client.post(f"{URL}/input_tokens", json=ask(tools=TOOLS))
+    assert reply.json()["object"] == "response.input_tokens"
+    assert reply.json()["input_tokens"] > 0
+
+
+@pytest.fixture
+async def sdk(fake: FakeTokenizer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with serving(fake.address) as (_, url):
+        async with openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as made:
+            yield made
+
+
+async def test_openais_client_streams_parses_and_calls(
+    sdk: openai.AsyncOpenAI, fake: FakeTokenizer
+) -> None:
+    whole = await sdk.responses.create(model=MODEL, input="hi")
+    assert whole.output_text == TEXT
+    async with sdk.responses.stream(model=MODEL, input="hi") as stream:
+        async for _ in stream:
+            pass
+        assert (await stream.get_final_response()).output_text == TEXT
+    fake.script = echo(W)
+    async with sdk.responses.stream(model=MODEL, input="hi", tools=[TOOL]) as stream:  # type: ignore[list-item]
+        async for _ in stream:
+            pass
+        called = (await stream.get_final_response()).output[-1]
+    assert called.type == "function_call" and called.arguments == ARGUMENTS
+
+
+async def test_two_gateways_streams_go_on_after_a_loss(
+    served: tuple[Gateway, httpx.AsyncClient], fake: FakeTokenizer
+) -> None:
+    """A stream whose tokenizer breaks off is replayed, and nothing of it comes twice."""
+    _, client = served
+    broken: list[bool] = []
+
+    def run(stream: Stream, slot: int) -> None:
+        if broken:
+            echo()(stream, slot)
+            return
+        broken.append(True)
+        stream.start(slot)
+        stream.token(slot, "Hello")
+        stream.break_off()
+
+    fake.script = run
+    events = sent((await client.post(URL, json=ask(stream=True))).text)
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
