@@ -13,7 +13,9 @@ SAID = [{"role": "user", "content": "Hello"}]
 SHORT = {"model": MODEL, "max_tokens": 4, "timeout_ms": 3000}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+ASKED = {"model": MODEL, "max_output_tokens": 4, "timeout_ms": 3000}
+FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA}
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {**SHORT, "messages": SAID},
@@ -31,8 +33,18 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {**SHORT, "prompt": "a", "prompt_logprobs": 1, "return_sampler_trace": True, "top_k": 3},
         {**SHORT, "prompt": "a", "structured_outputs": {"regex": "[ab]+"}},
     ],
+    "/v1/responses": [
+        {**ASKED, "input": "Hello", "include": ["message.output_text.logprobs"]},
+        {**ASKED, "input": SAID, "tools": [FUNCTION], "tool_choice": "required", "stream": True},
+        {**ASKED, "input": SAID, "text": {"format": {**FORM["json_schema"], "type": FORM["type"]}}},
+        {**ASKED, "instructions": "a", "reasoning": {"effort": "low"}, "input": [
+            *SAID, {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "4"}]},
+    ],
     "/v1/embeddings": [{"model": MODEL, "input": ["a", "b"], "dimensions": 4}],
     "/v1/chat/completions/input_tokens": [{**SHORT, "messages": SAID}],
+    "/v1/responses/input_tokens": [{**ASKED, "input": SAID}],
     "/v1/completions/input_tokens": [{**SHORT, "prompt": "a"}],
     "/v1/requests/explain": [{**SHORT, "prompt": "a"}, {**SHORT, "messages": SAID}],
     "/tokenize": [{"prompt": "Hello"}, {"messages": SAID, "return_token_strs": True}],
@@ -51,7 +63,9 @@ NAMES = [
     "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
     "reasoning_effort", "chat_template_kwargs", "continue_final_message", "logprobs", "echo",
     "priority", "cache_salt", "request_id", "session_id", "kv_transfer_params", "dimensions",
-    "encoding_format", "pooling", "tokens", "best_of", "suffix", "nonsense", "__class__", "",
+    "encoding_format", "pooling", "tokens", "instructions", "max_output_tokens", "text", "include",
+    "reasoning", "metadata", "truncation", "store", "previous_response_id", "best_of", "suffix",
+    "nonsense", "__class__", "",
 ]  # fmt: skip
 REGEXES = [
     "(a+)+$",
