@@ -51,23 +51,29 @@ def binding(schema: Any) -> Any:
             shown[key] = {name: binding(part) for name, part in value.items()}
         elif key in LOWER + UPPER:
             is_whole = schema.get("type") == "integer"
-            shown[key] = kept_bound(key, value if is_whole else off_zero(key, schema), is_whole)
+            shown[key] = kept_bound(key, value if is_whole else off_whole(key, schema), is_whole)
         else:
             shown[key] = value if key in DATA else binding(value)
     return shown
 
 
-def off_zero(key: str, schema: Mapping[str, Any]) -> Any:
-    """Return a bound of `schema`; an excluded zero a hair inside where the other one is near.
+def off_whole(key: str, schema: Mapping[str, Any]) -> Any:
+    """Return a bound of `schema`; an excluded whole number a hair inside where the other is near.
 
-    llguidance lets 0 through between an excluded 0 and a bound that is nearer than 1.
+    llguidance lets 7 through between an excluded 7 and a bound that is nearer than 1.
     """
     value, others = schema[key], UPPER if key in LOWER else LOWER
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or key in ("minimum", "maximum") or abs(value) > 2**53 or value % 1:
+        return value
     bounds = [schema.get(other) for other in others]
-    near = [bound for bound in bounds if isinstance(bound, float) and 0 < abs(bound) < 1]
-    is_zero = value == 0 and not isinstance(value, bool)
-    is_excluded = is_zero and key not in ("minimum", "maximum")
-    return min(near, key=abs) * HAIR if is_excluded and near else value
+    gaps = [bound - value for bound in bounds if isinstance(bound, float)]
+    near = [gap for gap in gaps if 0 < abs(gap) < 1]
+    if not near:
+        return value
+    gap = min(near, key=abs)
+    step = math.copysign(4 * math.ulp(value), gap)  # one might be lost when the digits are read
+    return value + step if value else gap * HAIR
 
 
 def kept_bound(key: str, value: Any, is_whole: bool) -> Any:

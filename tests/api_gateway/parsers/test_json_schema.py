@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from llguidance import LLMatcher
+import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from api_gateway.parsers.json_schema import FORMATS, binding, closed
 
@@ -106,5 +107,31 @@ def test_an_excluded_zero_beside_a_near_bound_is_kept_out() -> None:
         {"exclusiveMinimum": False, "maximum": 0.5},
         {"minimum": 0, "maximum": 0.5},
         {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "integer", "exclusiveMinimum": 7, "maximum": 7.5},
+        {"exclusiveMinimum": 7.25, "maximum": 7.5},
+        {"exclusiveMinimum": 7, "maximum": 8.5},
+        {"exclusiveMinimum": 10**400, "maximum": 0.5},
     ):
         assert binding(left) == left
+
+
+def accepts(schema: str, text: str) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(schema))
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("whole", "near"),
+    [(7, 7.5), (100, 100.75), (1000.0, 1000.001), (-7, -7.5), (10**6, 10**6 + 0.5)],
+)
+def test_an_excluded_whole_number_beside_a_near_bound_is_kept_out(
+    whole: float, near: float
+) -> None:
+    """llguidance would let it through there, as it does with 0."""
+    words = ("exclusiveMinimum", "maximum") if near > whole else ("exclusiveMaximum", "minimum")
+    schema = json.dumps(binding({"type": "number", words[0]: whole, words[1]: near}))
+    assert not accepts(schema, str(int(whole)))
+    assert not accepts(schema, f"{whole:.1f}")
+    assert accepts(schema, str((whole + near) / 2))
+    assert accepts(schema, str(near))
