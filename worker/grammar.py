@@ -77,7 +77,7 @@ class Grammars:
         assert self._tokenizer is not None
         ends = np.array(self._tokenizer.eos_tokens, np.int64)
         stops = stop_token_ids if len(stop_token_ids) else ends[ends < self._vocab_size]
-        vocabulary = _Vocabulary(self._vocab_size, ends, stops)
+        vocabulary = _Vocabulary(self._vocab_size, ends, stops, self._tokenizer)
         return Follower(matcher, _Wait.of(grammar), vocabulary, self._executor)
 
     def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
@@ -163,10 +163,11 @@ def _json(text: str) -> Any:
 class _Vocabulary:
     """Ids by their role in an output: `ends` belong to the tokenizer, `stops` to the request."""
 
-    def __init__(self, size: int, ends: Ids, stops: Ids) -> None:
+    def __init__(self, size: int, ends: Ids, stops: Ids, tokenizer: LLTokenizer) -> None:
         self.size = size
         self.ends = ends[ends < size]
         self.stops = stops
+        self.tokenizer = tokenizer
 
     def flags(self, bits: bytes) -> Flags:
         """Unpack one bit per id, as many as the model has."""
@@ -260,10 +261,25 @@ class Follower:
             return np.unique(vocabulary.stops)
         flags = vocabulary.flags(matcher.compute_bitmask())
         self._check()
+        if np.count_nonzero(flags) == 1:
+            self._spell(flags)
         flags[vocabulary.ends] = False
         if matcher.is_accepting():
             flags[vocabulary.stops] = True
         return np.flatnonzero(flags)
+
+    def _spell(self, flags: Flags) -> None:
+        """Put the begin of a special token's text in the place of the token, which is no text.
+
+        Where text can only go on in one way, llguidance reads it as its tokenizer does, special
+        tokens and all, and refuses the token when it comes.
+        """
+        matcher, tokenizer = self._matcher, self._vocabulary.tokenizer
+        token_id = int(flags.argmax())
+        if tokenizer.is_special_token(token_id) and not matcher.validate_tokens([token_id]):
+            text = matcher.compute_ff_bytes().decode(errors="ignore")
+            flags[token_id] = False
+            flags[tokenizer.greedy_tokenize(text)[:1]] = True
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -131,6 +131,20 @@ def test_padded_ids_and_special_tokens_are_never_allowed(grammars: Grammars) -> 
     assert allowed.max() < size and not set(others) & set(allowed.tolist())
 
 
+@pytest.mark.parametrize("word", ["<|im_end|>", "a<|im_start|>b", "<|endoftext|><|im_end|>"])
+@pytest.mark.parametrize("kind", ["CHOICE", "JSON_SCHEMA"])
+def test_the_text_of_a_special_token_is_spelled(grammars: Grammars, kind: str, word: str) -> None:
+    """llguidance would name the token: an end without the text, or one that it then refuses."""
+    rule = grammar(kind, [word] if kind == "CHOICE" else {"const": word})
+    got = text_of(run(constrained(grammars, rule), 1))
+    assert got == (word if kind == "CHOICE" else json.dumps(word))
+
+
+def test_a_special_token_that_a_grammar_names_is_a_token(grammars: Grammars) -> None:
+    row = constrained(grammars, grammar("LARK", 'start: <|im_start|> "a"'))
+    assert run(row, 1) == [LIBRARY.token_to_id("<|im_start|>"), ord("a")]
+
+
 def test_stop_ids_are_allowed_exactly_when_the_grammar_is_complete(grammars: Grammars) -> None:
     follower = constrained(grammars, grammar("REGEX", "ab?")).draw.grammar
     assert follower is not None
