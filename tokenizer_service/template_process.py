@@ -13,6 +13,9 @@ from protos.json_fields import dumps
 from tokenizer_service.chat_template import ChatTemplate, TooLong
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 
+MAX_ERROR_CHARS = 1000
+"""Of a template's own words: they may quote a whole prompt, and a reply has to carry them."""
+
 
 class TemplateProcess:
     """The parent's end. Starts the child at first need; belongs to one event loop."""
@@ -87,7 +90,7 @@ def answer(template: ChatTemplate, request: bytes) -> bytes:
         words = f"the chat template is too large to render ({type(error).__name__})"
         return orjson.dumps({"kind": "limit", "error": words})
     except Exception as error:  # a template may cause any error at all
-        words = str(error).encode(errors="replace").decode()
+        words = str(error)[:MAX_ERROR_CHARS].encode(errors="replace").decode()
         return orjson.dumps({"kind": "template", "error": f"chat template: {words}"})
 
 

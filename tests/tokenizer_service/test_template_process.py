@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import InvalidRequest, Unprocessable
 from tokenizer_service import sandbox
-from tokenizer_service.template_process import TemplateProcess
+from tokenizer_service.template_process import MAX_ERROR_CHARS, TemplateProcess
 
 GOOD = "{% if messages[0].bad %}{BAD}{% endif %}{{ bos_token }}{{ messages[0].content }}"
 USER = [{"role": "user", "content": "é<b>"}]
@@ -80,6 +80,14 @@ async def test_template_errors_are_the_users(bad: str, words: str) -> None:
         error = await refusal(child, BAD)
         assert isinstance(error, InvalidRequest) and words in str(error)
         assert await child.render(USER) == "<s>é<b>"
+
+
+async def test_the_words_of_a_template_have_an_end() -> None:
+    """They go to the client, through a pipe that carries no message of any length."""
+    async with process("{{ raise_exception('no ' * 10**6) }}") as child:
+        error = await refusal(child, BAD)
+        assert isinstance(error, InvalidRequest) and "no no" in str(error)
+        assert len(str(error)) < MAX_ERROR_CHARS + 50
 
 
 async def test_a_cancelled_render_leaves_the_answers_in_order() -> None:
