@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, Unprocessable
 from protos.columns import unpack
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
@@ -31,6 +32,7 @@ from tokenizer_service.text_stream import TextStream
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
 ENCODE_THREADS = 2
+log = logging.getLogger(__name__)
 TEMPLATE_TIMEOUT_S = 2.0
 """Longest time a chat template may take."""
 TEMPLATE_MAX_CHARS = 4_000_000
@@ -148,6 +150,8 @@ class TextModel:
             await self._template.render([{"role": "user", "content": "Hi"}])
         except InvalidRequest:
             return  # this template asks for more; it is compiled all the same
+        except Unprocessable as error:  # chats will be told so one by one; other texts need none
+            log.warning("the chat template overran", extra={"reason": error.message})
 
 
 def load_text_model(path: Path, served_name: str, metrics: TokenizerMetrics) -> TextModel:
