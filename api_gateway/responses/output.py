@@ -143,8 +143,10 @@ class Output:
 
     def take(self, said: Said, logprobs: Sequence[Shown]) -> bytes:
         """Take what was said; return the events."""
-        told = b""
+        told, calls = b"", list(said.calls)
         self._logprobs += logprobs
+        if calls and "id" not in calls[0]:  # of the call that is open
+            told += self._call(calls.pop(0))
         if said.thoughts:
             if not isinstance(self._open, Thoughts):
                 told += self._begin(Thoughts(self._place("rs")))
@@ -152,7 +154,7 @@ class Output:
             told += self._open.add(said.thoughts)
         if said.content:
             told += self._speak(said.content)
-        return told + b"".join(self._call(chunk) for chunk in said.calls)
+        return told + b"".join(map(self._call, calls))
 
     def end(self, status: str) -> bytes:
         """Close what is open; a response without items says nothing in a message."""

@@ -12,6 +12,9 @@ import openai
 import pytest
 
 from api_gateway.__main__ import Gateway
+from api_gateway.answers import Said
+from api_gateway.responses.objects import Head
+from api_gateway.responses.output import INCOMPLETE, Events, Output
 from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running, serving
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
@@ -121,6 +124,18 @@ async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -
     (request,) = list(fake.streams[-1].requests_seen.values())[-1:]
     shown = json.loads(request.chat.tools_json)
     assert [tool["function"]["name"] for tool in shown] == ["get_weather", "now"]
+
+
+def test_a_call_goes_on_before_what_follows_it() -> None:
+    """What is left of its arguments may come together with text behind it."""
+    output = Output(Head("r", 0, MODEL, {}), Events())
+    begun = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}
+    output.take(Said(calls=[begun]), [])
+    output.take(Said(content="more", calls=[{"index": 0, "function": {"arguments": ": 1}"}}]), [])
+    output.end(INCOMPLETE)
+    call, message = output.items
+    assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
+    assert (message["content"][0]["text"], message["status"]) == ("more", "incomplete")
 
 
 async def test_thoughts_come_first(fake: FakeTokenizer) -> None:
