@@ -90,7 +90,9 @@ class Meter:
         """Return where the time went: the engine's figures, and the gateway's clock for ttft."""
         ends = [choice.finish.timings for choice in self._job.choices if choice.finish]
         usage = usage_of(self._job)
-        decode_s = max((end.decode_s for end in ends), default=0.0) or self._spread_s()
+        decodes = [end.decode_s for end in ends]
+        # An engine that did not see all of it, as after a replay, says nothing.
+        decode_s = max(decodes) if decodes and all(decodes) else self._spread_s()
         output = usage["completion_tokens"]
         return {
             "queue_ms": ms(max((end.queue_s for end in ends), default=0.0)),

@@ -312,7 +312,10 @@ class TextPipeline:
             self._end(step, choice, Finish(reason=ABORTED))
             return
         choice.attempt += is_crash
-        self._metrics.replays.inc(is_crash)
+        if is_crash:
+            self._metrics.replays.inc()
+            name = {"request_id": choice.ticket.request.request_id, "choice": choice.index}
+            log.warning("replay", extra={**name, "attempt": choice.attempt})
         if choice.replay_until_s is None:
             choice.replay_until_s = asyncio.get_running_loop().time() + self._replay_timeout_s
         self._spawn(choice.ticket, self._resend(choice, choice.replay_until_s))

@@ -167,6 +167,8 @@ class StepDecoder:
         shown = Finish()
         shown.CopyFrom(finish)
         shown.num_output_tokens = len(choice.token_ids)
+        if choice.attempt:  # this engine saw a part of the decoding; who counts it all is above
+            shown.timings.ClearField("decode_s")
         if finish.HasField("stop_token_id"):
             completion, request = self._model.completion, choice.ticket.request
             if completion.shown_stop_id(request, finish.stop_token_id) is None:

@@ -10,6 +10,7 @@ import pytest
 
 from api_gateway import clients
 from api_gateway.__main__ import Gateway
+from protos.common_pb2 import LENGTH, Timings
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, events, text_of
 from tests.support.fake_tokenizer import FakeTokenizer, Stream, column, echo
@@ -48,6 +49,22 @@ async def test_a_stream_goes_on_where_it_was(fake: FakeTokenizer, num_words: int
     assert again.sampling == first.sampling and again.limits.first_choice == 0
     assert again.resumed[0].token_ids == column(*range(100, 100 + num_words))
     assert again.resumed[0].text_bytes == len(" ".join(WORDS.split(" ")[:num_words]).encode())
+
+
+async def test_the_rate_of_a_replayed_answer_counts_all_its_time(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion(n=2)))
+        (stream, one), (_, two) = await fake.arrivals.get(), await fake.arrivals.get()
+        tell(stream, one, 3)
+        stream.finish(one, LENGTH)  # 4 ms, its engine says
+        tell(stream, two, 3)
+        await asyncio.sleep(0.2)
+        stream.token(two, " four")
+        stream.finish(two, LENGTH, timings=Timings(queue_s=0.001, prefill_s=0.002))
+        timings = (await asked).json()["timings"]
+    assert 150 < timings["decode_ms"] < 2000
+    assert timings["tokens_per_s"] == pytest.approx(7000 / timings["decode_ms"], rel=0.01)
 
 
 async def test_another_tokenizer_takes_over_all_choices(

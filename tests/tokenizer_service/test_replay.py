@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protos.common_pb2 import ErrorDetail, FinishReason, Limits
+from protos.common_pb2 import ErrorDetail, FinishReason, Limits, Timings
 from protos.tokenizer_pb2 import Resumed, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ids_of
 from tests.tokenizer_service.stage import Build, Stage, request, until
@@ -51,6 +51,24 @@ async def test_a_lost_replica_is_replayed_too(build: Build) -> None:
     assert [add.attempt for add in stage.link.adds] == [0, 1, 1]
     stage.step((2, 1, "b"), finishes=[finish(2, FinishReason.LENGTH, 2)])
     assert stage.gateway.texts[0] == b"ab"
+
+
+async def test_a_replay_is_logged_and_its_engine_has_not_seen_all_decoding(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = build()
+    await stage.submit()
+    stage.step((0, 0, "a"))
+    lost = ErrorDetail(kind="Unavailable", code="replica_lost")
+    stage.end(0, FinishReason.ERROR, 1, error=lost)
+    told = [record for record in caplog.records if record.message == "replay"]
+    expected = {"request_id": "r0", "choice": 0, "attempt": 1}
+    assert [{name: vars(one)[name] for name in expected} for one in told] == [expected]
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    timings = Timings(queue_s=0.5, prefill_s=0.25, decode_s=0.125)
+    stage.step((1, 1, "b"), finishes=[finish(1, FinishReason.LENGTH, 2, timings=timings)])
+    assert stage.gateway.finishes[0].timings == Timings(queue_s=0.5, prefill_s=0.25)
 
 
 async def test_a_good_end_whose_tokens_are_missing_is_a_gap(build: Build) -> None:
