@@ -102,7 +102,7 @@ class TextPipeline:
             live=lambda: sum(len(seat.live) for seat in self.seats.all()),
             replaying=lambda: self._num_replaying,
             held=self._num_held,
-            ready=lambda: sum(seat.is_ready for seat in self.seats.all()),
+            ready=lambda: sum(seat.is_healthy for seat in self.seats.all()),
         )
 
     # ── gateways ─────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ Knows no text and no transport: an engine is anything that keeps the promises of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from tokenizer_service.ticket import Choice, Ticket
 
 CONNECTION_LOST = "connection lost"
 """The only reason in the last state of an engine whose stream is lost."""
+STALE_S = 1.5
+"""An engine tells its state twice a second; one that has not for so long may hang."""
 
 
 class EngineLink(Protocol):
@@ -67,7 +70,17 @@ class EngineSeat:
         self.live: dict[int, Choice] = {}
         self.is_suspect = False
         """Something was lost there: nothing is sent until it has told a new state."""
+        self.heard_s = time.monotonic()
         self._next_slot = 0
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.heard_s
+
+    @property
+    def is_healthy(self) -> bool:
+        """True when it said just now that it is ready."""
+        return self.is_ready and self.silent_s <= STALE_S
 
     @property
     def is_ready(self) -> bool:
@@ -139,9 +152,9 @@ class EngineSeats:
         return list(self._seats.values())
 
     def best(self) -> EngineSeat | None:
-        """Return the ready seat with the least load."""
+        """Return the ready seat with the least load, a healthy one if there is any."""
         ready = [seat for seat in self._seats.values() if seat.is_ready]
-        return min(ready, key=lambda seat: seat.load, default=None)
+        return min(ready, key=lambda seat: (not seat.is_healthy, seat.load), default=None)
 
     async def ready(self, timeout_s: float) -> EngineSeat:
         """Wait for a ready engine; raise Unavailable after `timeout_s`."""
@@ -169,6 +182,7 @@ class EngineSeats:
         seat = self._seats.get(id(link))
         if seat is not None:
             seat.is_suspect = False
+            seat.heard_s = time.monotonic()
         self._wake()
 
     def _wake(self) -> None:
@@ -177,9 +191,13 @@ class EngineSeats:
                 waiter.set_result(None)
 
     def reasons(self) -> list[str]:
-        """Return why no engine is ready; empty when one is."""
-        if any(seat.is_ready for seat in self._seats.values()):
+        """Return why no engine is ready; empty when one is. Any thread may ask."""
+        seats = self.all()
+        ready = [seat for seat in seats if seat.is_ready]
+        if any(seat.is_healthy for seat in ready):
             return []
-        states = [seat.link.state for seat in self._seats.values()]
+        if ready:
+            return [f"{seat.link.name}: not heard of for {seat.silent_s:.1f} s" for seat in ready]
+        states = [seat.link.state for seat in seats]
         told = [reason for state in states if state is not None for reason in state.reasons]
         return told or [f"{len(states)} engines loading" if states else "no engine connected"]

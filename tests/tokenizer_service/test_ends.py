@@ -198,3 +198,23 @@ async def test_the_least_loaded_ready_engine_is_chosen(build: Build) -> None:
     stage.link.state = ready_state(num_running=50)
     await stage.submit(4)
     assert len(idle.adds) == 3
+
+
+async def test_an_engine_that_is_silent_gets_work_only_when_all_are(build: Build) -> None:
+    stage = build()
+    other = FakeLink("other", ready_state("other", num_running=50))
+    stage.pipeline.attach_engine(other)
+    seats = stage.pipeline.seats.all()
+    seats[0].heard_s -= 2.0
+    await stage.submit(0)
+    assert (len(stage.link.adds), len(other.adds)) == (0, 1)
+    assert not stage.pipeline.seats.reasons()
+    seats[1].heard_s -= 3.0
+    await stage.submit(1)
+    assert (len(stage.link.adds), len(other.adds)) == (1, 1)
+    assert stage.pipeline.seats.reasons() == [
+        "fake: not heard of for 2.0 s",
+        "other: not heard of for 3.0 s",
+    ]
+    stage.pipeline.on_state(other)
+    assert not stage.pipeline.seats.reasons()
