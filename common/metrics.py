@@ -83,12 +83,13 @@ def serve(host: str, port: int, registry: CollectorRegistry, reasons: Readiness)
         timeout = PEER_TIMEOUT_S
 
         def do_GET(self) -> None:
-            if self.path == "/metrics":
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
                 body, kind = exposition(registry)
                 self.answer(200, body, kind)
-            elif self.path == "/live":
+            elif path == "/live":
                 self.answer(200, b'{"status":"live"}')
-            elif self.path == "/ready":
+            elif path == "/ready":
                 why = reasons()
                 body = msgspec.json.encode(
                     {"status": "not ready" if why else "ready", "reasons": why}

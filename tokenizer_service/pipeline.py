@@ -270,6 +270,8 @@ class TextPipeline:
             lost.CopyFrom(link.state)
             lost.ready = False
             lost.reasons[:] = [CONNECTION_LOST]
+            lost.num_waiting = lost.num_running = lost.num_replicas = 0  # they go on elsewhere
+            lost.kv_usage = 0.0
             self._on_engine_state(lost)
         step = StepText()
         for choice in list(seat.live.values()):

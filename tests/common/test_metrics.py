@@ -42,7 +42,8 @@ def test_the_side_port_tells_the_truth(host: str) -> None:
     refused.value.close()
     reasons.clear()
     assert urllib.request.urlopen(f"{url}/ready").status == 200
-    assert b"python_info" in urllib.request.urlopen(f"{url}/metrics").read()
+    for path in ("/metrics", "/metrics?a=query"):
+        assert b"python_info" in urllib.request.urlopen(f"{url}{path}").read()
 
 
 def test_who_asks_and_leaves_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protos.common_pb2 import ErrorDetail, FinishReason, Limits, Timings
 from protos.tokenizer_pb2 import Resumed, TextOptions
-from tests.support.fake_engine import FakeLink, column, finish, ids_of
+from tests.support.fake_engine import FakeLink, column, finish, ids_of, ready_state
 from tests.tokenizer_service.stage import Build, Stage, request, until
 
 
@@ -17,8 +17,11 @@ async def test_a_lost_engine_is_replayed_without_gap_or_duplicate(build: Build) 
     stage = build()
     await stage.submit(0, limits=Limits(n=2), text=TextOptions(stop=["zz"]))
     stage.step((0, 0, "ab"), (1, 0, [120, 0xE4]))
+    stage.link.state = ready_state(num_waiting=1, num_running=2, kv_usage=0.5)
     stage.pipeline.detach_engine(stage.link)
-    assert stage.states[-1].reasons == ["connection lost"]
+    told = stage.states[-1]
+    assert told.reasons == ["connection lost"]
+    assert (told.num_waiting, told.num_running, told.num_replicas, told.kv_usage) == (0, 0, 0, 0)
     second = FakeLink("second")
     stage.pipeline.attach_engine(second)
     await until(lambda: len(second.adds) == 2)
