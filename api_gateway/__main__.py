@@ -139,7 +139,7 @@ def configure(app: Application) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",
+        log_level=max(logging.WARNING, logging.getLogger().level),
         access_log=False,
         server_header=False,
         proxy_headers=False,

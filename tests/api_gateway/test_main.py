@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from api_gateway.__main__ import configure
 from api_gateway.listening import allow_connections, listen
 from common.errors import PortTaken
 from protos.limits import MAX_CONNECTIONS
@@ -136,3 +138,17 @@ def test_the_bound_of_open_files_is_raised_to_what_connections_take() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("asked", "given"), [("ERROR", "ERROR"), ("DEBUG", "WARNING")])
+def test_the_http_server_is_no_louder_than_asked(
+    monkeypatch: pytest.MonkeyPatch, asked: str, given: str
+) -> None:
+    async def app(*call: object) -> None: ...
+
+    loud = logging.getLogger("uvicorn.error")
+    for one in (loud, logging.getLogger("uvicorn.access"), logging.getLogger("uvicorn.asgi")):
+        monkeypatch.setattr(one, "level", one.level)
+    monkeypatch.setattr(logging.getLogger(), "level", getattr(logging, asked))
+    configure(app)
+    assert logging.getLevelName(loud.level) == given
