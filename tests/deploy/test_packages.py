@@ -16,10 +16,22 @@ pytest.importorskip("setuptools")
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "constraints.txt")
 
 
-def test_the_compose_file_goes_where_the_runner_looks_for_it(tmp_path: Path) -> None:
-    for name in FILES:  # without packages: no kernels are compiled
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copy(ROOT / "docker-compose.yml", tmp_path)
+COMPILER = """
+from pathlib import Path
+
+class CompileError(Exception): pass
+
+def compile_packaged():
+    built = Path(__file__).parent / "packaged.so"
+    built.write_bytes(b"made here")
+    return built
+"""
+
+
+def built(folder: Path) -> set[str]:
+    """Build in `folder`; return the names in the source distribution."""
+    for name in (*FILES, "docker-compose.yml"):
+        shutil.copy(ROOT / name, folder)
     build = [
         "build_py",
         "--build-lib",
@@ -30,9 +42,26 @@ def test_the_compose_file_goes_where_the_runner_looks_for_it(tmp_path: Path) -> 
         "--formats",
         "gztar",
     ]
-    subprocess.run([sys.executable, "setup.py", "-q", *build], cwd=tmp_path, check=True)
-    assert (tmp_path / "wheel" / "docker-compose.yml").exists()
-    (archive,) = (tmp_path / "dist").iterdir()
+    subprocess.run([sys.executable, "setup.py", "-q", *build], cwd=folder, check=True)
+    (archive,) = (folder / "dist").iterdir()
     with tarfile.open(archive) as packed:
-        names = {name.partition("/")[2] for name in packed.getnames()}
+        return {name.partition("/")[2] for name in packed.getnames()}
+
+
+def test_the_compose_file_goes_where_the_runner_looks_for_it(tmp_path: Path) -> None:
+    names = built(tmp_path)  # without packages: no kernels are compiled
+    assert (tmp_path / "wheel" / "docker-compose.yml").exists()
     assert "docker-compose.yml" in names
+
+
+def test_sources_bring_no_kernels_of_this_system_and_no_part_of_the_tests(tmp_path: Path) -> None:
+    for package in ("worker", "worker/kernels", "tests"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "worker/kernels/compile.py").write_text(COMPILER)
+    (tmp_path / "worker/kernels/pool.cpp").touch()
+    (tmp_path / "tests/test_online.py").touch()
+    names = built(tmp_path)
+    assert {"worker/kernels/compile.py", "worker/kernels/pool.cpp"} <= names
+    assert not {"worker/kernels/packaged.so", "tests/test_online.py"} & names
+    assert (tmp_path / "wheel/worker/kernels/packaged.so").exists()
