@@ -118,7 +118,7 @@ def kernels() -> Finding:
     """Say which instructions the CPU kernels would use, and what decides it."""
     library = load_library()
     if library is None:
-        return Finding("warn", "kernels", "reference (NumPy, slow): nothing compiled, no compiler")
+        return Finding("warn", "kernels", "reference (NumPy, slow): kernels could not be compiled")
     level, where = trusted_level(library), library.path
     if level < library.highest_level:
         reason = f"{library.highest_level.name} is here and gives wrong bits"

@@ -57,6 +57,13 @@ def test_ports(tmp_path: Path) -> None:
     assert f"in use by pid {os.getpid()}" in finding.text
 
 
+def test_a_compiler_that_fails_is_not_called_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "load_library", lambda: None)
+    finding = doctor.kernels()
+    assert finding.level == "warn"
+    assert "could not be compiled" in finding.text and "no compiler" not in finding.text
+
+
 def test_a_failure_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--state", str(tmp_path), "--port", str(free_port())]
     assert main(["doctor", "--model", str(tmp_path / "none"), *options]) == 1
