@@ -72,7 +72,10 @@ class PackedCache:
             return Kept(in_huge_pages(data), entries)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:  # it may be whole, and of use to another
+            log.warning("packed weights cannot be read", extra={"reason": str(error)})
+            return None
+        except ValueError as error:
             self._reject(error)
             return None
 

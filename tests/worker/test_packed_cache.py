@@ -17,7 +17,7 @@ from tests.support.operators import backend, levels, library
 from worker import build, packed_cache
 from worker.backends.cpu import CpuBackend
 from worker.build import load_model
-from worker.kernels.packed import Format, PackedWeight
+from worker.kernels.packed import Bytes, Format, PackedWeight
 from worker.mapped_file import mapping_of
 from worker.packed_cache import PackedCache, cache_path
 
@@ -127,6 +127,25 @@ def test_a_damaged_or_foreign_file_is_written_again(
     packed_calls.clear()
     assert same(load(path), expected)
     assert len(packed_calls) == 3 and path.read_bytes() == whole
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.packed"
+    expected = load(path)
+    map_bytes = packed_cache.map_bytes
+
+    def refused(asked: Path) -> Bytes:
+        if asked == path:
+            assert path.exists()  # nor removed: others may be able to read it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(asked))
+        return map_bytes(asked)
+
+    monkeypatch.setattr(packed_cache, "map_bytes", refused)
+    with caplog.at_level(logging.WARNING):
+        assert same(load(path), expected)
+    assert "cannot be read" in caplog.text and "damaged" not in caplog.text
 
 
 def test_a_file_of_a_model_that_begins_alike_is_written_again(
