@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class Stack:
     ) -> subprocess.CompletedProcess[str]:
         command = self.command(name, *options)
         if closed_input:
-            command = ["sh", "-c", f"exec {' '.join(command)} <&-"]
+            command = ["sh", "-c", f"exec {shlex.join(command)} <&-"]
         done = subprocess.run(
             command,
             env=self.variables, capture_output=True, text=True, timeout=60,
