@@ -47,7 +47,7 @@ def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
 
 def check_message(message: Message, param: str) -> None:
     """Check one message; its parts, if any, become one text."""
-    message.type = None
+    message.type = message.parsed = None
     if isinstance(message.content, list):
         check_count(message.content, limits.MAX_CONTENT_PARTS, f"{param}.content")
         texts = [
@@ -70,6 +70,8 @@ def check_message(message: Message, param: str) -> None:
 def check_calls(message: Message, param: str) -> None:
     """Check the fields that belong to tools."""
     message.tool_calls = message.tool_calls or None
+    for call in message.tool_calls or []:
+        call.function.parsed_arguments = msgspec.UNSET
     if message.tool_calls and message.role != "assistant":
         raise refuse(f"{param}.tool_calls is only for assistants", f"{param}.tool_calls")
     check_count(message.tool_calls, limits.MAX_TOOLS, f"{param}.tool_calls")

@@ -22,10 +22,15 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """What an assistant once called; templates show it."""
+    """What an assistant once called; templates show it.
+
+    `parsed_arguments` is `arguments` once more, as OpenAI's clients have read it for their caller
+    (`parse`, `stream`, `runTools`) and send it back; the template does not see it.
+    """
 
     name: str
     arguments: str
+    parsed_arguments: Any = msgspec.UNSET
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +46,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One message of a conversation; parts are looked at one by one in messages.py.
 
     A null content stays null for the template; one that is left out is another thing. A `type` is
-    what lm-evaluation-harness once sent; it says nothing, and the template does not see it.
+    what lm-evaluation-harness once sent; it says nothing, and the template does not see it. Nor
+    does it see `parsed`, which is `content` once more, as OpenAI's clients have read it.
     """
 
     role: Role
@@ -56,6 +62,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     function_call: None = None
     annotations: list[None] | None = None
     type: Literal["text"] | None = None
+    parsed: Any = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

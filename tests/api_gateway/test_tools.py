@@ -263,6 +263,31 @@ async def test_calls_in_history_reach_the_template(
     ]
 
 
+async def test_what_a_client_has_parsed_of_an_answer_may_come_back_with_it(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """OpenAI's clients write it into the message that their callers append to the history."""
+    function = {"name": "now", "arguments": '{"a": 1}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    read = {**call, "function": {**function, "parsed_arguments": {"a": 1}}}
+    unread = {**call, "function": {**function, "parsed_arguments": None}}
+    result = {"role": "tool", "content": "9", "tool_call_id": "call_1"}
+    answer = {"role": "assistant", "content": '{"b": 2}'}
+    plain = [{"role": "user", "content": "time?"}, called, result, called, result, answer]
+    sent = [
+        {"role": "user", "content": "time?"},
+        {**called, "tool_calls": [read], "parsed": None},
+        result,
+        {**called, "tool_calls": [unread]},
+        result,
+        {**answer, "parsed": {"b": 2}},
+    ]
+    reply = await client.post(URL, json=chat(messages=sent))
+    assert reply.status_code == 200, reply.text
+    assert json.loads(fake.streams[-1].requests_seen[1].chat.messages_json) == plain
+
+
 async def test_integers_that_would_come_out_rounded_are_refused_where_they_bind(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

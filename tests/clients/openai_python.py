@@ -34,6 +34,8 @@ assert [piece.choices[0] for piece in pieces if piece.choices]
 
 parsed = client.chat.completions.parse(**{**asked, "max_tokens": 80}, response_format=Fruit)
 assert isinstance(parsed.choices[0].message.parsed, Fruit), parsed
+talk = [*MESSAGES, parsed.choices[0].message, *MESSAGES]
+assert client.chat.completions.create(**{**asked, "messages": talk}).choices
 
 called = client.chat.completions.create(
     **{**asked, "max_tokens": 250}, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
