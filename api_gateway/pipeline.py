@@ -129,7 +129,8 @@ async def listen(receive: Receive, mailbox: Mailbox) -> None:
 
 def in_own_words(error: ServiceError, order: Order) -> ServiceError:
     """Return the error with the fields that the client wrote."""
-    own = {"max_tokens": order.length_field, "prompt": INPUT_FIELDS[order.kind]}
+    given = INPUT_FIELDS[order.kind]
+    own = {"max_tokens": order.length_field, "prompt": given, "messages": given}
     if error.param not in own:
         return blamed(error, order.grammar_field)
     message = error.message.replace("max_tokens", order.length_field)

@@ -100,6 +100,8 @@ def tools_of(body: ResponseRequest) -> list[Tool] | None:
 
 def tool_choice_of(body: ResponseRequest) -> Any:
     choice = body.tool_choice
+    if choice == "auto" and not body.tools:
+        return None  # what a response repeats when nothing was chosen; Codex always sends it
     if isinstance(choice, ResponseNamedTool):
         return NamedTool(function=FunctionName(choice.name))
     return choice

@@ -272,6 +272,28 @@ async def test_errors_from_below_name_the_clients_fields(
         assert error["message"] == "max_output_tokens 9 is too many"
 
 
+async def test_a_prompt_refused_below_is_called_input(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        detail = {"kind": "InvalidRequest", "message": "the prompt has 9000"}
+        stream.fail(slot, ERROR, param="messages", code="context_length_exceeded", **detail)
+
+    fake.script = run
+    assert (await client.post(URL, json=ask())).json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_auto_may_stand_without_tools(
+    client: httpx.AsyncClient, tools: dict[str, Any]
+) -> None:
+    """It is what a response repeats of a request that chose nothing."""
+    whole = await client.post(URL, json=ask(tool_choice="auto", **tools))
+    assert (whole.status_code, whole.json()["tool_choice"]) == (200, "auto")
+    forced = await client.post(URL, json=ask(tool_choice="required", **tools))
+    assert forced.json()["error"]["param"] == "tool_choice"
+
+
 async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     def run(stream: Stream, slot: int) -> None:
         stream.start(slot)
