@@ -164,9 +164,11 @@ struct Attention {
     }
   }
 
-  // Call `then` once the heads of a tile have begun, each in the frame of a call.
+  // Call `then` once the heads of a tile have begun, each in the frame of a call of its own: in one
+  // frame there would be room for more of them than a small stack has.
   template <class Then>
-  void with_heads(const RowTile& tile, int64_t begun, Head** heads, Then&& then) const {
+  __attribute__((noinline)) void with_heads(const RowTile& tile, int64_t begun, Head** heads,
+                                            Then&& then) const {
     if (begun == tile.num_heads) return then();
     Head one(*this, tile.of_head(begun));
     heads[begun] = &one;
