@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +13,7 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.operators import backend, batch_of, compute, given, levels
+from tests.support.operators import backend, batch_of, compute, given, levels, library
 from tests.support.pages import laid
 from tests.worker.kernels.test_operators_compiled import floats, kept
 from worker.backends.cpu import CpuBackend, StepInputs
@@ -177,6 +180,14 @@ def test_a_long_sequence_is_shared_by_the_threads() -> None:
     for b in (0, 1):
         assert np.array_equal(one[b], three[b])
         np.testing.assert_allclose(one[b], case.expected(b), rtol=0, atol=2e-6)
+
+
+def test_a_small_stack_is_enough() -> None:
+    """Threads have what `ulimit -s` says; a worker would end without a word."""
+    sweep = [sys.executable, "-m", "tests.support.attention_sweep", str(library().path)]
+    small = "ulimit -s 1024 && exec " + shlex.join([*sweep, *(one.name for one in levels())])
+    done = subprocess.run(["bash", "-c", small], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 
 
 def test_what_it_refuses() -> None:
