@@ -252,7 +252,7 @@ struct Attention {
 
   // A tile that alone would keep a thread busy past the others' end is shared, the rest are not. Where
   // every thread has as much to do as any other, as of one long sequence with a key head for each,
-  // sharing only costs. Tiles of several heads are as few as leave none to share.
+  // sharing only costs. A tile has as many heads as leave it so, and one where nothing does.
   void run(Pool& pool) {
     Load load = load_with(pool, HEADS_OF_A_TILE);
     while (rows.most_heads > 1 && !load.is_even) load = load_with(pool, rows.most_heads / 2);
