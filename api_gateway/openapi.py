@@ -108,6 +108,13 @@ RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
     "cache_salt": {"string": word(NAME, limits.MAX_CACHE_SALT_CHARS)},
+    "metadata": {
+        "object": {
+            "maxProperties": limits.MAX_METADATA,
+            "propertyNames": {"minLength": 1, "maxLength": limits.MAX_METADATA_KEY_CHARS},
+            "additionalProperties": {"type": "string", "maxLength": limits.MAX_METADATA_CHARS},
+        }
+    },
     "request_id": {"string": word("[A-Za-z0-9_.:-]", limits.MAX_REQUEST_ID_CHARS)},
     "stop": {
         "string": text(limits.MAX_STOP_STRING_CHARS),

@@ -127,7 +127,10 @@ class DynamicTemperature(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Routing(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every request to a model has in common."""
+    """What every request to a model has in common.
+
+    The last four are the client's notes to itself: they change nothing.
+    """
 
     model: str
     priority: int | None = None
@@ -135,6 +138,9 @@ class Routing(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: str | None = None
     timeout_ms: int | None = None
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
 class Fields(Routing, kw_only=True, forbid_unknown_fields=True):

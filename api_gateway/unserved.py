@@ -15,7 +15,6 @@ _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
 
 ROUTING: dict[str, tuple[Any, ...]] = {
-    "metadata": _EMPTY,
     "service_tier": (None, "auto", "default"),
     "session_id": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
@@ -59,9 +58,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "prompt_cache_key": _NOTHING,
     "prompt_cache_retention": _NOTHING,
-    "safety_identifier": _NOTHING,
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }

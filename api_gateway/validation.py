@@ -33,6 +33,15 @@ def check_routing(body: Routing) -> None:
     if body.cache_salt is not None and not SALT.fullmatch(body.cache_salt):
         most = limits.MAX_CACHE_SALT_CHARS
         raise refuse(f"cache_salt must be 1 to {most} characters of A-Z a-z 0-9 _ -", "cache_salt")
+    check_metadata(body.metadata or {})
+
+
+def check_metadata(pairs: dict[str, str]) -> None:
+    check_count(pairs, limits.MAX_METADATA, "metadata")
+    most, chars = limits.MAX_METADATA_KEY_CHARS, limits.MAX_METADATA_CHARS
+    if any(not 0 < len(key) <= most or len(value) > chars for key, value in pairs.items()):
+        why = f"metadata: a key has 1 to {most} characters, a value at most {chars}"
+        raise refuse(why, "metadata")
 
 
 def check_fields(body: Fields) -> None:

@@ -163,6 +163,10 @@ class Output:
             told += self._speak("")
         return told + self._close(status)
 
+    def cut(self) -> bytes:
+        """Close what is open, unfinished."""
+        return self._close(INCOMPLETE)
+
     def _is_speaking(self) -> bool:
         return isinstance(self._open, Speech)
 

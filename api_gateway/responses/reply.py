@@ -98,5 +98,6 @@ class ResponseStream(Stream):
             raise error
         telling = self._telling
         more = {"error": failure(error), "usage": usage_object(usage_of(self._job))}
+        told = telling.output.cut()
         response = telling.head.response("failed", telling.output.items, **more)
-        await self.send(telling.events.event("failed", response=response), more_body=False)
+        await self.send(told + telling.events.event("failed", response=response), more_body=False)

@@ -84,10 +84,8 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     reasoning: Reasoning | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None
     truncation: Literal["disabled"] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    client_metadata: dict[str, str] | None = None  # of Codex, about itself
 
     @property
     def wants_logprobs(self) -> bool:

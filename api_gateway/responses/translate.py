@@ -27,9 +27,9 @@ from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 
 SAME = (
-    "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "temperature", "top_p",
-    "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "top_logprobs", "stream", "parallel_tool_calls",
+    "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "top_logprobs", "stream", "parallel_tool_calls",
 )  # fmt: skip
 """Fields that chat requests have too."""
 OWN_NAMES = (

@@ -19,6 +19,7 @@ from tests.api_gateway.requests import chat, completion, embedding, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
 M = f'"model":"{MODEL}"'.encode()
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
@@ -250,6 +251,11 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(kv_transfer_params={}), "kv_transfer_params"),
     (CHAT, chat(chat_template="{{ x }}"), "chat_template"),
     (CHAT, chat(store=True), "store"),
+    (CHAT, chat(metadata={"k": 1}), "metadata"),
+    (CHAT, chat(metadata={"": "v"}), "metadata"),
+    (CHAT, chat(metadata={"k": "v" * 513}), "metadata"),
+    (CHAT, chat(metadata={f"k{i}": "v" for i in range(17)}), "metadata"),
+    (RESPONSES, {"model": MODEL, "input": "hi", "metadata": {"k" * 65: "v"}}, "metadata"),
     (CHAT, chat(echo=True), "echo"),
     (CHAT, chat(truncate_prompt_tokens=4), "truncate_prompt_tokens"),
     (COMPLETIONS, completion(best_of=2), "best_of"),
@@ -337,6 +343,8 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 5, "stop": [], "logit_bias": {"5": -100}}),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "x": 1.5}, "service_tier": "auto"}),
     (COMPLETIONS, {"echo": False, "best_of": 1, "suffix": None, "add_special_tokens": True}),
+    (CHAT, {"metadata": {"k": "v" * 512, "l": ""}, "prompt_cache_key": ""}),
+    (COMPLETIONS, {"metadata": {}, "prompt_cache_key": "k", "safety_identifier": "s"}),
     (CHAT, {"best_of": 1, "return_tokens_as_token_ids": False, "mm_processor_kwargs": None}),
     (CHAT, {"guided_decoding_backend": None, "guided_whitespace_pattern": None, "vllm_xargs": {}}),
     (COMPLETIONS, {"regex": None, "ebnf": None, "lora_path": None, "custom_params": None}),

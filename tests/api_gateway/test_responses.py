@@ -301,7 +301,11 @@ async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: Fake
         stream.fail(slot, ERROR, kind="Internal", message="broken", code="worker_failed")
 
     fake.script = run
-    last = sent((await client.post(URL, json=ask(stream=True))).text)[-1]
+    *_, closed, last = sent((await client.post(URL, json=ask(stream=True))).text)
+    assert closed["type"] == "response.output_item.done"
+    assert last["response"]["output"] == [closed["item"]]
+    assert closed["item"]["status"] == "incomplete"
+    assert closed["item"]["content"][0]["text"] == "Hel"
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {
         "code": "server_error",
