@@ -10,8 +10,9 @@ between looks at the ceilings, and beside the fraction of the best of the run st
 `fraction_beside`: the median round against the better of the two looks around it.
 
 `--server` then runs the whole stack on the same weights and streams to as many clients as a batch
-has rows; `--neighbours N` decodes again beside N processes that take all they get. What both are
-compared with is the mean of all steps here, before and after.
+has rows, in turns with as many steps here: the median turn against the mean of the two around it.
+`--neighbours N` decodes again beside N processes that take all they get, and is compared with the
+mean of all steps alone, before and after.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from itertools import pairwise
+from operator import truediv
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -218,14 +221,19 @@ class Bench:
         }
 
     def over_http(self, server: Served, batch: int) -> dict[str, Any]:
-        """Decode through the tiers for `batch` clients, and here before and after."""
-        before_s = mean(self.decode(batch))
-        served_s = server.step_s(batch, self._args.context, self._args.steps)
-        alone_s = mean((before_s, mean(self.decode(batch))))
+        """Decode here and through the tiers for `batch` clients, in turns at equal positions."""
+        size = min(WINDOW, self._args.steps)
+        step = self._steps(batch, size)
+        turns = [mean(step() for _ in range(size))]
+        served = []
+        for position in range(size, self._args.steps + 1, size):
+            served.append(server.step_s(batch, self._args.context + position, size))
+            turns.append(mean(step() for _ in range(size)))
+        alone = [mean(pair) for pair in pairwise(turns)]
         return {
-            "offline_tokens_per_s": round(batch / alone_s, 2),
-            "served_tokens_per_s": round(batch / served_s, 2),
-            "served_over_offline": round(alone_s / served_s, 3),
+            "offline_tokens_per_s": round(batch / median(alone), 2),
+            "served_tokens_per_s": round(batch / median(served), 2),
+            "served_over_offline": round(median(map(truediv, alone, served)), 3),
         }
 
     def prefill(self, num_tokens: int) -> float:

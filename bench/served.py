@@ -18,8 +18,6 @@ from bench.load import first_model
 from bench.sse_client import Outcome, stream
 from bench.tiers import Stack, worker_tiers
 
-WARM_UP_TOKENS = 8
-
 
 class Served:
     """A running stack, and the pace that its clients see."""
@@ -32,16 +30,16 @@ class Served:
     def step_s(self, clients: int, context: int, steps: int) -> float:
         """Return the mean seconds between two tokens while all `clients` stream.
 
-        Each sends `context` token ids and takes `steps` tokens after its first. Raises RuntimeError
-        when a stream fails.
+        Each sends `context` token ids, of which the server knows all but the last page by then, and
+        takes `steps` tokens after its first. Raises RuntimeError when a stream fails.
         """
-        asyncio.run(self._load(1, 1, WARM_UP_TOKENS))
+        asyncio.run(self._load(clients, context, 1))
         return step_s(asyncio.run(self._load(clients, context, steps + 1)), steps + 1)
 
     async def _load(self, clients: int, context: int, num_tokens: int) -> list[Outcome]:
-        rng = np.random.default_rng(num_tokens)
-        prompts = rng.integers(0, self._vocab_size - 1, (clients, context)).tolist()
-        bodies = (self._body(prompt, num_tokens) for prompt in prompts)
+        most = self._vocab_size - 1  # a longer prompt begins as a shorter one
+        prompts = (np.random.default_rng(k).integers(0, most, context) for k in range(clients))
+        bodies = (self._body(prompt.tolist(), num_tokens) for prompt in prompts)
         outcomes = await asyncio.gather(*(stream(self._url, body) for body in bodies))
         if failed := [o for o in outcomes if not o.ok or o.num_tokens != num_tokens]:
             raise RuntimeError(f"{len(failed)} of {clients} streams failed: {failed[0].tail!r}")
