@@ -88,7 +88,10 @@ def sources_hash(salt: str = "") -> str:
 
 
 def compile_packaged() -> Path:
-    """Compile beside the sources, for the installer; raise CompileError or OSError."""
+    """Compile beside the sources, for the installer, unless an earlier one did; raise CompileError
+    or OSError."""
+    if kept := packaged_library():
+        return kept
     PACKAGED_HASH.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=SOURCES) as scratch:
         built = Path(scratch) / "library.so"

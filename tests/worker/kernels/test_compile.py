@@ -280,3 +280,22 @@ def test_a_level_that_is_not_here_is_refused() -> None:
 def test_a_compiler_that_fails_without_a_word_is_told(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="it said nothing and ended with status 1$"):
         compile_library(tmp_path, "false")
+
+
+def test_an_installer_that_comes_again_does_not_compile_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "PACKAGED", packaged := tmp_path / "packaged.so")
+    monkeypatch.setattr(compiling, "PACKAGED_HASH", tmp_path / "packaged.hash")
+    compiled: list[Path] = []
+
+    def compile_once(_: object, __: object, out: Path) -> None:
+        out.write_text("library")
+        compiled.append(out)
+
+    monkeypatch.setattr(compiling, "_compile", compile_once)
+    assert compiling.compile_packaged() == compiling.compile_packaged() == packaged
+    assert len(compiled) == 1
+    packaged.write_text("lib")  # damaged
+    compiling.compile_packaged()
+    assert len(compiled) == 2
