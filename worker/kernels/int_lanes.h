@@ -22,17 +22,7 @@ inline Bytes high_halves(const uint8_t* line) {
   return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
 }
 inline void store_bytes(uint8_t* line, Bytes a) { _mm512_storeu_si512(line, a.v); }
-// Whole numbers of a byte each, 64 of them. Packing works in quarters: the order puts those of one
-// vector side by side.
-inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
-  __m512i words[2];
-  for (int i = 0; i < 2; i++)
-    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(whole[2 * i].v),
-                                  _mm512_cvtps_epi32(whole[2 * i + 1].v));
-  __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  __m512i bytes = _mm512_packs_epi16(words[0], words[1]);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
-}
+inline int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
 // sum[n] += weights[n][0..3] · x[0..3]. Of the intrinsic gcc 12 makes moves.
 inline Ints dot(Ints sum, Bytes weights, __m512i inputs) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(inputs));
@@ -50,6 +40,18 @@ inline Ints dot_read(Ints sum, Bytes weights, const Activation* x) {
   };
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(weights.v), "m"(*(const Four*)x));
   return sum;
+}
+// Write 64 activations, rounded to whole numbers of a byte each; return `sum` with what they add up to.
+// Packing works in quarters: the order puts those of one vector side by side.
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
+  __m512i words[2];
+  for (int i = 0; i < 2; i++)
+    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(scaled[2 * i].v),
+                                  _mm512_cvtps_epi32(scaled[2 * i + 1].v));
+  __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512i bytes = _mm512_packs_epi16(words[0], words[1]);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+  return dot(sum, Bytes{_mm512_set1_epi8(1)}, bytes);
 }
 
 #elif LANES_LEVEL == 256
@@ -81,16 +83,24 @@ inline Bytes high_halves(const uint8_t* line) {
   return in_words(_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
                   _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low));
 }
+inline int32_t total(Ints a) {
+  __m256i eight = _mm256_add_epi32(a.v, a.w);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
 // Of every four the even ones first: `Bytes` keeps weights in that order.
-inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
   __m256i even_first = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4,
                                         5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
   for (int i = 0; i < 4; i++) {
     __m256i quarters =
-        _mm256_packs_epi32(_mm256_cvtps_epi32(whole[i].v), _mm256_cvtps_epi32(whole[i].w));
+        _mm256_packs_epi32(_mm256_cvtps_epi32(scaled[i].v), _mm256_cvtps_epi32(scaled[i].w));
     __m256i words = _mm256_permute4x64_epi64(quarters, 0xd8);
     _mm256_storeu_si256((__m256i*)(to + 16 * i), _mm256_shuffle_epi8(words, even_first));
+    sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
   }
+  return sum;
 }
 inline void store_words(uint8_t* line, __m256i even, __m256i odd) {
   _mm256_storeu_si256((__m256i*)line, _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
@@ -142,8 +152,18 @@ inline Bytes bytes(const uint8_t* line) {
   return out;
 }
 inline void store_bytes(uint8_t* line, const Bytes& a) { memcpy(line, a.v, sizeof a.v); }
-inline void store_activations(Activation* to, const Lanes (&whole)[4]) {
-  for (int i = 0; i < 64; i++) to[i] = Activation(whole[i / 16].v[i % 16]);
+inline int32_t total(const Ints& a) {
+  int32_t sum = 0;
+  for (int i = 0; i < 16; i++) sum += a.v[i];
+  return sum;
+}
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
+  constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+  for (int i = 0; i < 64; i++) {
+    to[i] = Activation((scaled[i / 16].v[i % 16] + ROUND) - ROUND);
+    sum.v[i % 16] += to[i];
+  }
+  return sum;
 }
 inline Bytes low_halves(const uint8_t* line) {
   Bytes out;

@@ -24,6 +24,15 @@ inline Lanes add_product(Lanes sum, Lanes a, Lanes b) {
 }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Lanes magnitude(Lanes a) { return {_mm512_abs_ps(a.v)}; }
+// Of magnitudes, in the order of their bits: what is no number is larger than all that are.
+inline Lanes larger_magnitude(Lanes a, Lanes b) {
+  return {_mm512_castsi512_ps(
+      _mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+inline float largest_magnitude(Lanes a) {
+  return from_bits(uint32_t(_mm512_reduce_max_epi32(_mm512_castps_si512(a.v))));
+}
 inline Lanes square_root(Lanes a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Lanes round_even(Lanes a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 // a · 2^n for whole n, -150 .. 128. Other levels take two steps: neither end is an exponent.
@@ -98,6 +107,22 @@ inline Lanes larger(Lanes a, Lanes b) {
 }
 inline Lanes smaller(Lanes a, Lanes b) {
   return {_mm256_min_ps(a.v, b.v), _mm256_min_ps(a.w, b.w)};
+}
+inline Lanes magnitude(Lanes a) {
+  __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.v), _mm256_andnot_ps(sign, a.w)};
+}
+inline __m256 larger_bits(__m256 a, __m256 b) {
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+inline Lanes larger_magnitude(Lanes a, Lanes b) {
+  return {larger_bits(a.v, b.v), larger_bits(a.w, b.w)};
+}
+inline float largest_magnitude(Lanes a) {
+  __m256i eight = _mm256_castps_si256(larger_bits(a.v, a.w));
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return from_bits(uint32_t(_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)))));
 }
 inline Lanes square_root(Lanes a) { return {_mm256_sqrt_ps(a.v), _mm256_sqrt_ps(a.w)}; }
 inline Lanes round_even(Lanes a) { return {_mm256_round_ps(a.v, 8), _mm256_round_ps(a.w, 8)}; }
@@ -188,6 +213,15 @@ inline Lanes add_product(Lanes sum, Lanes a, Lanes b) { return fma(a, b, sum); }
 // As the x86 instructions: the second operand when either is not a number.
 inline Lanes larger(Lanes a, Lanes b) { EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline Lanes smaller(Lanes a, Lanes b) { EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline Lanes magnitude(Lanes a) { EACH_LANE(__builtin_fabsf(a.v[i])); }
+inline Lanes larger_magnitude(Lanes a, Lanes b) {
+  EACH_LANE(to_bits(a.v[i]) > to_bits(b.v[i]) ? a.v[i] : b.v[i]);
+}
+inline float largest_magnitude(Lanes a) {
+  uint32_t most = 0;
+  for (float v : a.v) most = to_bits(v) > most ? to_bits(v) : most;
+  return from_bits(most);
+}
 inline Lanes square_root(Lanes a) { EACH_LANE(__builtin_sqrtf(a.v[i])); }
 inline Lanes round_even(Lanes a) { EACH_LANE(__builtin_rintf(a.v[i])); }
 inline Lanes times_power(Lanes a, Lanes n) {

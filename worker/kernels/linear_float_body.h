@@ -217,18 +217,19 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
 
 template <class W>
 void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  constexpr int64_t INPUTS_PER_STRIP = 1024;  // activations
   int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, 0);
   for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
     Tiles tiles(rows, FLOAT_ROWS);
-    int64_t strip = rows == 1 ? padded : INPUTS_PER_STRIP, strips = ceil_div(padded, strip);
+    int64_t threads = run.pool.num_threads();
+    int64_t strip = BLOCK * strip_of(padded / BLOCK, rows, tiles.count, threads);
+    int64_t strips = ceil_div(padded, strip);
     run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
       int64_t row = first + tiles.first(piece / strips), k = piece % strips * strip;
       prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
                       (typename W::Input*)a.scratch + row * padded / W::INPUTS);
     });
-    Order order = order_of<W>(a, padded, tiles, run.pool.num_threads());
+    Order order = order_of<W>(a, padded, tiles, threads);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {
       float_piece<W>(a, first, tiles, now, next, order, sums);
     });

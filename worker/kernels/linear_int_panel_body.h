@@ -1,14 +1,14 @@
 // One panel of quantised weights for all rows of a tile. Included by `linear_int_body.h`.
 
-// Four inputs more, number `I` of four, for all rows.
-template <int I, int ROWS>
+// Four inputs more, number `I` of four, for all rows, of which the first `SPREAD` are spread.
+template <int I, int SPREAD, int ROWS>
 inline __attribute__((always_inline)) void add_fours(Ints (&sums)[ROWS], Bytes weights,
                                                      const Fours (&fours)[MOST_SPREAD],
                                                      const Activation* x) {
   asm("" : "+v"(weights.v));  // or gcc 12 reads it again for every row
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++) {
-    if (m < spread_rows(ROWS)) {
+    if (m < SPREAD) {
       sums[m] = dot(sums[m], weights, spread<I>(fours[m % MOST_SPREAD]));
     } else {
       sums[m] = dot_read(sums[m], weights, x + m * CHUNK + 4 * I);
@@ -23,6 +23,7 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
                                                               const uint8_t*& line, int64_t group,
                                                               Ints (&products)[ROWS][1]) {
   constexpr int CHAINS = ROWS <= 4 ? 4 : ROWS <= 8 ? 2 : 1;
+  constexpr int SPREAD = spread_rows(ROWS, WHERE);
   Ints sums[CHAINS][ROWS];
   for (int c = 0; c < CHAINS; c++)
     for (int m = 0; m < ROWS; m++) sums[c][m] = splat(0);
@@ -30,23 +31,23 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
     fetch.turn();
     for (int j = 0; j < CHUNK / 16; j++, x += 16, line += 16 / W::LINE_INPUTS * 64) {
       Fours fours[MOST_SPREAD];
-      for (int m = 0; m < spread_rows(ROWS); m++) fours[m] = read_fours(x + m * CHUNK);
+      for (int m = 0; m < SPREAD; m++) fours[m] = read_fours(x + m * CHUNK);
       if constexpr (W::LINE_INPUTS == 4) {
         fetch.step<1, WHERE>();
-        add_fours<0>(sums[0], bytes(line), fours, x);
+        add_fours<0, SPREAD>(sums[0], bytes(line), fours, x);
         fetch.step<1, WHERE>();
-        add_fours<1>(sums[1 % CHAINS], bytes(line + 64), fours, x);
+        add_fours<1, SPREAD>(sums[1 % CHAINS], bytes(line + 64), fours, x);
         fetch.step<1, WHERE>();
-        add_fours<2>(sums[2 % CHAINS], bytes(line + 128), fours, x);
+        add_fours<2, SPREAD>(sums[2 % CHAINS], bytes(line + 128), fours, x);
         fetch.step<1, WHERE>();
-        add_fours<3>(sums[3 % CHAINS], bytes(line + 192), fours, x);
+        add_fours<3, SPREAD>(sums[3 % CHAINS], bytes(line + 192), fours, x);
       } else {
         fetch.step<1, WHERE>();
-        add_fours<0>(sums[0], low_halves(line), fours, x);
-        add_fours<1>(sums[1 % CHAINS], high_halves(line), fours, x);
+        add_fours<0, SPREAD>(sums[0], low_halves(line), fours, x);
+        add_fours<1, SPREAD>(sums[1 % CHAINS], high_halves(line), fours, x);
         fetch.step<1, WHERE>();
-        add_fours<2>(sums[2 % CHAINS], low_halves(line + 64), fours, x);
-        add_fours<3>(sums[3 % CHAINS], high_halves(line + 64), fours, x);
+        add_fours<2, SPREAD>(sums[2 % CHAINS], low_halves(line + 64), fours, x);
+        add_fours<3, SPREAD>(sums[3 % CHAINS], high_halves(line + 64), fours, x);
       }
     }
   }

@@ -25,13 +25,12 @@ template <class W>
 void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t row, int64_t first,
                     int64_t end) {
   uint8_t* tiles = x.plan.tiles(a.scratch, row, first);
-  for (int64_t k = first; k < end; k += a.group, tiles += a.group / CHUNK * TILE_BYTES) {
-    int32_t sum;
-    x.scales(a.scratch, row, k / a.group)[row % TILE_ROWS] =
-        quantise_group(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group,
-                       (Activation*)tiles, TILE_BYTES, &sum);
-    x.starts(a.scratch, row, k / a.group)[row % TILE_ROWS] = -W::OFFSET * sum;
-  }
+  quantise_groups<W>(a, row, first / a.group, end / a.group, [&](int64_t g) {
+    Activation* values = (Activation*)tiles + (g * a.group - first) / CHUNK * TILE_BYTES;
+    int64_t m = row % TILE_ROWS;
+    return GroupPlace{values, TILE_BYTES, x.scales(a.scratch, row, g) + m,
+                      x.starts(a.scratch, row, g) + m};
+  });
 }
 
 // The exact sums of a group that wait to be scaled and added to the totals.

@@ -47,15 +47,15 @@ __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int 
     }
 }
 
-// Pair `I` of four, for all rows.
-template <int I, int ROWS>
+// Pair `I` of four, for all rows, of which the first `SPREAD` are spread.
+template <int I, int SPREAD, int ROWS>
 inline __attribute__((always_inline)) void add_pair(Lanes (&chains)[ROWS], Lanes weights,
                                                     const Fours (&fours)[MOST_SPREAD],
                                                     const uint32_t* x) {
   asm("" : "+v"(weights.v));  // or gcc 12 reads it again for every row
 #pragma GCC unroll 8
   for (int m = 0; m < ROWS; m++) {
-    if (m < spread_rows(ROWS)) {
+    if (m < SPREAD) {
       chains[m] = InputPairs::add(chains[m], spread<I>(fours[m % MOST_SPREAD]), weights);
     } else {
       chains[m] = InputPairs::add(chains[m], x + m * PAIRS_OF_ROW + I, weights);
@@ -68,6 +68,7 @@ inline __attribute__((always_inline)) void add_pair(Lanes (&chains)[ROWS], Lanes
 template <int ROWS, int WHERE>
 __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
   constexpr int64_t LINE = Bf16Pairs::PAIR_BYTES;
+  constexpr int SPREAD = spread_rows(ROWS, WHERE);
   Fetch fetch = t.fetch;
   const uint32_t* x = t.x;
   const uint8_t* line = t.weights;
@@ -83,11 +84,11 @@ __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) fetch.step<1, WHERE>();
       Fours fours[MOST_SPREAD];
-      for (int m = 0; m < spread_rows(ROWS); m++) fours[m] = read_fours(x + m * PAIRS_OF_ROW);
-      add_pair<0>(even, Bf16Pairs::even(line), fours, x);
-      add_pair<1>(odd, Bf16Pairs::odd(line), fours, x);
-      add_pair<2>(even, Bf16Pairs::even(line + 2 * LINE), fours, x);
-      add_pair<3>(odd, Bf16Pairs::odd(line + 2 * LINE), fours, x);
+      for (int m = 0; m < SPREAD; m++) fours[m] = read_fours(x + m * PAIRS_OF_ROW);
+      add_pair<0, SPREAD>(even, Bf16Pairs::even(line), fours, x);
+      add_pair<1, SPREAD>(odd, Bf16Pairs::odd(line), fours, x);
+      add_pair<2, SPREAD>(even, Bf16Pairs::even(line + 2 * LINE), fours, x);
+      add_pair<3, SPREAD>(odd, Bf16Pairs::odd(line + 2 * LINE), fours, x);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; m++) sums[m] = sums[m] + (even[m] + odd[m]);

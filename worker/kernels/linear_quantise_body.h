@@ -1,43 +1,82 @@
 // Activations as the integer linears take them. Included by `linear_int_body.h`.
 
-// Quantise one group of activations, `count` of which exist, writing a chunk every `stride`; give
-// back the scale and the sum of the values. A group that holds what is not finite becomes zeros with
-// a scale that is not a number.
-inline float quantise_group(const float* x, int64_t count, int64_t group, Activation* to,
-                            int64_t stride, int32_t* sum_of_values) {
+// What a group of activations is multiplied with to become whole numbers, and these to come back.
+struct GroupScale {
+  float inverse, scale;
+};
+
+// The first `count` of a group, filled up with zeros in `filled` where they are not all.
+inline const float* whole_group(const float* x, int64_t count, int64_t group,
+                                float (&filled)[MOST_GROUP]) {
+  if (count >= group) return x;
+  for (int64_t k = 0; k < group; k++) filled[k] = k < count ? x[k] : 0.0f;
+  return filled;
+}
+
+// Its largest magnitude becomes 127. A group that holds what is not finite becomes zeros, with a scale
+// that is not a number.
+inline GroupScale scale_of(const float* x, int64_t count, int64_t group) {
   constexpr float TINY = 1e-30f;  // 127 over less would overflow
-  constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
   float filled[MOST_GROUP];
-  if (count < group) {
-    for (int64_t k = 0; k < group; k++) filled[k] = k < count ? x[k] : 0.0f;
-    x = filled;
-  }
-  Lanes sizes[4], nothing[4], totals[4];  // four chains each: one would wait for itself
-  for (int i = 0; i < 4; i++) sizes[i] = nothing[i] = totals[i] = zero();
+  x = whole_group(x, count, group, filled);
+  Lanes sizes[4];  // four chains: one would wait for itself
+  for (Lanes& size : sizes) size = zero();
   for (int64_t k = 0; k < group; k += CHUNK)
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      Lanes part = load(x + k + i * PANEL);
-      sizes[i] = larger(sizes[i], larger(part, zero() - part));
-      nothing[i] = fma(part, zero(), nothing[i]);  // zero of what is finite only
-    }
-  float most = largest(larger(larger(sizes[0], sizes[1]), larger(sizes[2], sizes[3])));
-  float inverse = most > TINY ? 127.0f / most : 0.0f, scale = most > TINY ? most / 127.0f : 0.0f;
-  if (sum((nothing[0] + nothing[1]) + (nothing[2] + nothing[3])) != 0.0f) {
-    memset(filled, 0, sizeof filled);
-    x = filled, scale = from_bits(0x7fc00000);
-  }
+    for (int i = 0; i < 4; i++)
+      sizes[i] = larger_magnitude(sizes[i], magnitude(load(x + k + i * PANEL)));
+  float most = largest_magnitude(larger_magnitude(larger_magnitude(sizes[0], sizes[1]),
+                                                  larger_magnitude(sizes[2], sizes[3])));
+  if (!(most < __builtin_inff())) return {0.0f, from_bits(0x7fc00000)};
+  if (most <= TINY) return {0.0f, 0.0f};
+  return {127.0f / most, most / 127.0f};
+}
+
+// Write a group, a chunk every `stride`; return the sum of its whole numbers.
+inline int32_t write_group(const float* x, int64_t count, int64_t group, float inverse,
+                           Activation* to, int64_t stride) {
+  alignas(64) float filled[MOST_GROUP];
+  x = whole_group(x, inverse == 0.0f ? 0 : count, group, filled);  // zero times no number is none
+  Ints sum = splat(0);
   for (int64_t k = 0; k < group; k += CHUNK, to += stride) {
-    Lanes whole[4];
+    Lanes scaled[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      whole[i] = (load(x + k + i * PANEL) * splat(inverse) + splat(ROUND)) - splat(ROUND);
-      totals[i] = totals[i] + whole[i];
-    }
-    store_activations(to, whole);
+    for (int i = 0; i < 4; i++) scaled[i] = load(x + k + i * PANEL) * splat(inverse);
+    sum = store_activations(to, scaled, sum);
   }
-  *sum_of_values = int32_t(sum((totals[0] + totals[1]) + (totals[2] + totals[3])));
-  return scale;
+  return total(sum);
+}
+
+// Where a group goes.
+struct GroupPlace {
+  Activation* values;
+  int64_t stride;  // from chunk to chunk
+  float* scale;
+  int32_t* start;
+};
+
+// Quantise groups first..end-1 of one row. First the scales of several, then their values: with one
+// group after the other each step of the way to a scale would wait for the one before.
+template <class W, class PlaceOf>
+inline void quantise_groups(const LinearArguments& a, int64_t row, int64_t first, int64_t end,
+                            PlaceOf&& place_of) {
+  constexpr int64_t MOST = 8;
+  const float* x = a.x + row * a.num_inputs;
+  for (int64_t done; first < end; first += done) {
+    done = min_of(MOST, end - first);
+    GroupScale scales[MOST];
+    for (int64_t i = 0; i < done; i++) {
+      int64_t k = (first + i) * a.group;
+      scales[i] = scale_of(x + k, a.num_inputs - k, a.group);
+    }
+    for (int64_t i = 0; i < done; i++) {
+      int64_t k = (first + i) * a.group;
+      GroupPlace to = place_of(first + i);
+      *to.scale = scales[i].scale;
+      *to.start = -W::OFFSET * write_group(x + k, a.num_inputs - k, a.group, scales[i].inverse,
+                                           to.values, to.stride);
+    }
+  }
 }
 
 // A tile of activations in scratch memory, see `QuantisedRow`: of each array that of all its rows.
@@ -62,13 +101,9 @@ struct QuantisedTile {
 template <class W>
 void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t row, int64_t m,
                   int64_t first, int64_t end) {
-  for (int64_t g = first; g < end; g++) {
-    int32_t sum;
-    int64_t k = g * a.group, place = g * tile.num_rows + m;
-    Activation* to = (Activation*)tile.at + k * tile.num_rows + CHUNK * m;
-    tile.scales()[place] =
-        quantise_group(a.x + row * a.num_inputs + k, min_of(a.group, a.num_inputs - k), a.group, to,
-                       CHUNK * tile.num_rows, &sum);
-    tile.starts()[place] = -W::OFFSET * sum;
-  }
+  quantise_groups<W>(a, row, first, end, [&](int64_t g) {
+    int64_t place = g * tile.num_rows + m;
+    Activation* values = (Activation*)tile.at + g * a.group * tile.num_rows + CHUNK * m;
+    return GroupPlace{values, CHUNK * tile.num_rows, tile.scales() + place, tile.starts() + place};
+  });
 }

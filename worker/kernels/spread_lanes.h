@@ -2,11 +2,15 @@
 //
 // A processor of this level reads twice a cycle and multiplies as often: with one panel, where a
 // value that is read goes into a single product, reading weights too is more than it can do. Of many
-// rows some are therefore read for four products at once, and shuffles spread them.
+// rows some are therefore read for four products at once, and shuffles spread them. Not on Zen 4, which
+// multiplies once a cycle (8 rows of bf16 there: 5 % slower with shuffles); weights that go to the
+// second cache are always its own, see `by_second_cache`.
 #if LANES_LEVEL == 512
 
 constexpr int MOST_SPREAD = 2;  // three and four: no faster
-constexpr int spread_rows(int num_rows) { return num_rows > 4 ? MOST_SPREAD : 0; }
+constexpr int spread_rows(int num_rows, int where) {
+  return num_rows > 4 && where != SECOND_CACHE ? MOST_SPREAD : 0;
+}
 
 struct Fours {
   __m512i v;  // four times four bytes, in every quarter
