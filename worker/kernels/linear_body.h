@@ -8,13 +8,6 @@ constexpr int64_t MOST_ROWS = 8, MOST_WIDTH = 4;  // of a tile
 // Rows that go by all weights together: their activations stay in the second cache.
 constexpr int64_t ROWS_PER_PASS = 128;
 
-// How many groups, or blocks, of the activations of a tile a thread prepares at a time: as much as any
-// other where they are few, for all wait for the last one.
-inline int64_t strip_of(int64_t count, int64_t num_rows, int64_t num_tiles, int64_t num_threads) {
-  if (num_rows == 1) return count;  // less work than sharing it
-  return ceil_div(count, num_tiles == 1 ? num_threads : ceil_div(4 * num_threads, num_tiles));
-}
-
 // What a thread keeps from pass to pass: the sums of a unit's panels. Those of a piece lie together,
 // [rows][width][16]; in the output they would be spread over as many pages as there are rows.
 struct PassSums {

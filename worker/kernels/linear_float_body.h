@@ -222,12 +222,14 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);
     Tiles tiles(rows, FLOAT_ROWS);
     int64_t threads = run.pool.num_threads();
-    int64_t strip = BLOCK * strip_of(padded / BLOCK, rows, tiles.count, threads);
-    int64_t strips = ceil_div(padded, strip);
-    run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
-      int64_t row = first + tiles.first(piece / strips), k = piece % strips * strip;
-      prepare_tile<W>(a, row, tiles.height(piece / strips), k, min_of(padded, k + strip),
-                      (typename W::Input*)a.scratch + row * padded / W::INPUTS);
+    int64_t strip = BLOCK * strip_of(padded / BLOCK, rows, threads);
+    run.pool.each(ceil_div(padded, strip), [&](int64_t piece, int) {
+      int64_t k = piece * strip, end = min_of(padded, k + strip);
+      for (int64_t i = 0; i < tiles.count; i++) {
+        int64_t row = first + tiles.first(i);
+        prepare_tile<W>(a, row, tiles.height(i), k, end,
+                        (typename W::Input*)a.scratch + row * padded / W::INPUTS);
+      }
     });
     Order order = order_of<W>(a, padded, tiles, threads);
     walk<PassSums>(run, order, [&](const Piece& now, const Piece& next, PassSums& sums) {

@@ -324,13 +324,14 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
     bool one = ints_in_one_stream<W>(rows, panels * bytes);
     Tiles tiles(rows, one ? TALLEST : INT_ROWS);
-    int64_t threads = run.pool.num_threads(), strip = strip_of(num_groups, rows, tiles.count, threads);
-    int64_t strips = ceil_div(num_groups, strip);
-    run.pool.each(tiles.count * strips, [&](int64_t piece, int) {
-      int64_t row = first + tiles.first(piece / strips), group = piece % strips * strip;
-      QuantisedTile x(a, first, tiles, piece / strips, layout);
-      for (int64_t m = 0; m < x.num_rows; m++)
-        quantise_row<W>(a, x, row + m, m, group, min_of(num_groups, group + strip));
+    int64_t threads = run.pool.num_threads(), strip = strip_of(num_groups, rows, threads);
+    run.pool.each(ceil_div(num_groups, strip), [&](int64_t piece, int) {
+      int64_t group = piece * strip, end = min_of(num_groups, group + strip);
+      for (int64_t i = 0; i < tiles.count; i++) {
+        QuantisedTile x(a, first, tiles, i, layout);
+        for (int64_t m = 0; m < x.num_rows; m++)
+          quantise_row<W>(a, x, first + tiles.first(i) + m, m, group, end);
+      }
     });
     int64_t width = int_width(int(tiles.height(tiles.count - 1)));
     Order order = one ? Order::in_a_row(panels, padded, bytes, threads)

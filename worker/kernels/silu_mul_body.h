@@ -13,15 +13,16 @@ inline void gate(const float* g, const float* u, float* out, int64_t count) {
   store_part(out + k, left, count - k);
 }
 
-// Few rows are cut: one row of a decoding step is work for every thread.
+// Strips of all rows, as the linear after it takes them.
 void silu_mul(const Run& run, const Op& op) {
   auto a = op.as<SiluMulArguments>();
-  int64_t rows = run.step.count(op.rows), cuts = ceil_div(2 * run.pool.num_threads(), rows);
-  int64_t size = ceil_div(ceil_div(a.width, cuts), 16) * 16;
-  cuts = ceil_div(a.width, size);
-  run.pool.each(rows * cuts, [&](int64_t piece, int) {
-    int64_t t = piece / cuts, k = piece % cuts * size;
-    const float* row = a.gate_up + t * 2 * a.width + k;
-    gate(row, row + a.width, a.out + t * a.width + k, min_of(size, a.width - k));
+  int64_t rows = run.step.count(op.rows), vectors = ceil_div(a.width, 16);
+  int64_t size = 16 * strip_of(vectors, max_of(2, rows), run.pool.num_threads());
+  run.pool.each(ceil_div(a.width, size), [&](int64_t piece, int) {
+    int64_t k = piece * size, count = min_of(size, a.width - k);
+    for (int64_t t = 0; t < rows; t++) {
+      const float* row = a.gate_up + t * 2 * a.width + k;
+      gate(row, row + a.width, a.out + t * a.width + k, count);
+    }
   });
 }
