@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE_DATA = ROOT.parent / "shared"
+
+
+def pytest_configure() -> None:
+    """Take back the signals that a shell lets its background jobs, and nohup its command, ignore:
+    the commands under test would ignore them, too."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
