@@ -1,6 +1,6 @@
-// The library's own threads. Work is cut into numbered pieces, and no sum goes over the edge of one, so
-// that no result depends on how many there are. They are pulled, so that a thread which the system
-// holds back costs at most the piece it is at, and one that never wakes costs nothing.
+// The library's own threads. Work is cut into numbered pieces; what is summed is cut at places of its
+// own, so that no result depends on how many pieces there are. They are pulled, so that a thread which
+// the system holds back costs at most the piece it is at, and one that never wakes costs nothing.
 #pragma once
 #include <pthread.h>
 
