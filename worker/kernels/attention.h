@@ -74,9 +74,11 @@ struct Partial {
   float values[TILE_ROWS][MAX_HEAD_DIM];
 };
 
-// A tile whose splits are many is shared by the threads, this many splits at a time.
+// A tile whose splits are many is shared by the threads: so many splits at a time, of one head each.
+// One of several heads gives up no head for that, if its work is as much as this.
+constexpr int64_t LONG_TILE = 16;
 constexpr int64_t SHARED_SPLITS = 64;
-constexpr int64_t ATTENTION_SCRATCH = (SHARED_SPLITS + 1) * int64_t(sizeof(Partial));
+constexpr int64_t ATTENTION_SCRATCH = (SHARED_SPLITS + MOST_HEADS) * int64_t(sizeof(Partial));
 
 // The rows of a step: which token and head they are, which positions they see.
 struct RowMap {

@@ -131,18 +131,18 @@ struct Attention {
   }
 
   // all += split, rows that see nothing of it apart.
-  void join(const Queries& queries, int64_t num_rows, int64_t split, const Partial& part,
-            Ahead* ahead, Partial* all) const {
+  void join(const RowTile& tile, int64_t split, const Partial& part, Ahead* ahead,
+            Partial* all) const {
     alignas(64) float top[TILE_ROWS], sums[TILE_ROWS], fades[TILE_ROWS], grows[TILE_ROWS];
-    for (int64_t r = 0; r < num_rows; r += 16) {
+    for (int64_t r = 0; r < tile.num_rows; r += 16) {
       Lanes before = load(all->maximum + r), here = load(part.maximum + r);
       Lanes most = larger(before, here);
       Lanes fade = exponential(before - most), grow = exponential(here - most);
       store(top + r, most), store(fades + r, fade), store(grows + r, grow);
       store(sums + r, load(all->sum + r) * fade + load(part.sum + r) * grow);
     }
-    for (int64_t r = 0; r < num_rows; r++) {
-      if (queries.begin[r] >= (split + 1) * SPLIT || queries.end[r] <= split * SPLIT) continue;
+    for (int64_t r = 0; r < tile.num_rows; r++) {
+      if (rows.begin(tile, r) >= (split + 1) * SPLIT || rows.end(tile, r) <= split * SPLIT) continue;
       all->maximum[r] = top[r], all->sum[r] = sums[r];
       Lanes fade = splat(fades[r]), grow = splat(grows[r]);
       for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
@@ -185,8 +185,7 @@ struct Attention {
       for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
         compute(soon->reach(place, next), heads, tile.num_heads, soon);
         for (int64_t h = 0; h < tile.num_heads; h++)
-          join(heads[h]->queries, tile.num_rows, place.split, heads[h]->part, &soon->ahead,
-               &heads[h]->all);
+          join(tile, place.split, heads[h]->part, &soon->ahead, &heads[h]->all);
       }
       for (int64_t h = 0; h < tile.num_heads; h++) write(heads[h]->tile, heads[h]->all);
     });
@@ -209,7 +208,7 @@ struct Attention {
     }
   }
 
-  // Some splits of a long tile of one head, shared out.
+  // Some splits of a long tile, shared out; each leaves a part for each head.
   void splits_shared(Pool& pool, const RowTile& tile, int64_t first, int64_t count,
                      Partial* parts) const {
     int64_t threads = threads_of(pool, count);
@@ -220,30 +219,33 @@ struct Attention {
         if (!shares.has(own, at.number + 1)) return false;
         return at.number++, at.split++, true;
       };
-      Head one(*this, tile), *heads[] = {&one};
-      for (Piece p = shares.take(own, 1); p.num_panels > 0; p = shares.take(own, 1)) {
-        one.out = parts + p.panel;
-        compute(soon.reach({p.panel, first + p.panel, tile}, next), heads, 1, &soon);
-      }
+      Head* heads[MOST_HEADS];
+      with_heads(tile, 0, heads, [&] {
+        for (Piece p = shares.take(own, 1); p.num_panels > 0; p = shares.take(own, 1)) {
+          for (int64_t h = 0; h < tile.num_heads; h++)
+            heads[h]->out = parts + p.panel * tile.num_heads + h;
+          compute(soon.reach({p.panel, first + p.panel, tile}, next), heads, tile.num_heads, &soon);
+        }
+      });
     });
   }
 
-  // A long tile of one head.
+  // A long tile.
   void tile_shared(Pool& pool, const RowTile& tile) const {
-    Queries queries;
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
-    Ahead nothing;
-    read_queries(tile, &queries);
-    clear(tile, all);
-    int64_t stop = tile.first_split + tile.num_splits;
-    for (int64_t first = tile.first_split; first < stop; first += SHARED_SPLITS) {
-      int64_t count = min_of(SHARED_SPLITS, stop - first);
+    for (int64_t h = 0; h < tile.num_heads; h++) clear(tile, all + h);
+    int64_t most = SHARED_SPLITS / tile.num_heads, stop = tile.first_split + tile.num_splits;
+    for (int64_t first = tile.first_split; first < stop; first += most) {
+      int64_t count = min_of(most, stop - first);
       splits_shared(pool, tile, first, count, parts);
-      for (int64_t i = 0; i < count; i++)
-        join(queries, tile.num_rows, first + i, parts[i], &nothing, all);
+      pool.each(tile.num_heads, [&](int64_t h, int) {
+        Ahead nothing;
+        for (int64_t i = 0; i < count; i++)
+          join(tile, first + i, parts[i * tile.num_heads + h], &nothing, all + h);
+        if (first + count == stop) write(tile.of_head(h), all[h]);
+      });
     }
-    write(tile, *all);
   }
 
   static int64_t threads_of(Pool& pool, int64_t count) {
@@ -251,36 +253,37 @@ struct Attention {
   }
 
   // A tile that alone would keep a thread busy past the others' end is shared, the rest are not. Where
-  // every thread has as much to do as any other, as of one long sequence with a key head for each,
-  // sharing only costs. A tile has as many heads as leave it so, and one where nothing does.
+  // every thread has as much to do as any other sharing only costs: a tile has as many heads as leave
+  // it so. Where only one head would, or nothing does, long tiles keep theirs and are shared.
   void run(Pool& pool) {
-    Load load = load_with(pool, HEADS_OF_A_TILE);
+    Load load = load_with(pool, HEADS_OF_A_TILE), shared = load;
     while (rows.most_heads > 1 && !load.is_even) load = load_with(pool, rows.most_heads / 2);
+    if (rows.most_heads == 1 && shared.longest >= LONG_TILE) load = load_with(pool, HEADS_OF_A_TILE);
     int64_t limit = load.is_even ? load.total : max_of(1, load.total / (4 * pool.num_threads()));
     int64_t count = rows.count(), threads = threads_of(pool, count);
     Shares shares(count, threads);
     pool.each(threads, [&](int64_t own, int) { tiles_alone(&shares, own, limit); });
     each_tile(count, [&](const RowTile& tile, int64_t) {
-      if (tile.work() <= limit) return;
-      for (int64_t h = 0; h < tile.num_heads; h++) tile_shared(pool, tile.of_head(h));
+      if (tile.work() > limit) tile_shared(pool, tile);
     });
   }
 
   // Splits of all tiles, and whether each thread has as many.
   struct Load {
-    int64_t total;
+    int64_t total, longest;
     bool is_even;
   };
   Load load_with(Pool& pool, int64_t most_heads) {
     rows.limit_heads(most_heads);
     int64_t count = rows.count(), threads = threads_of(pool, count);
-    int64_t total = 0, busiest = 0, run = 0, own = 0;
+    int64_t total = 0, longest = 0, busiest = 0, run = 0, own = 0;
     each_tile(count, [&](const RowTile& tile, int64_t number) {
       if (number == count * (own + 1) / threads) own++, run = 0;
       total += tile.work(), run += tile.work();
+      longest = max_of(longest, tile.work());
       busiest = max_of(busiest, run);
     });
-    return {total, 8 * busiest * pool.num_threads() <= 9 * total};
+    return {total, longest, 8 * busiest * pool.num_threads() <= 9 * total};
   }
 
   template <class One>

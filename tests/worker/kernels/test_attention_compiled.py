@@ -118,6 +118,10 @@ CASES = [
     Case(16, 8, 32, form="bf16", spans=tuple((start, start + 1) for start in range(200, 208))),
     Case(6, 6, 40, block_size=1, window=77, spans=((9, 9), (129, 130), (0, 3), (140, 141))),
     Case(2, 1, 16, spans=((9, 9), (129, 130), (140, 141))),
+    # Long ones, of which threads compute parts: in rounds, beside a short one, three of them.
+    Case(6, 2, 8, form="bf16", spans=((9000, 9001),)),
+    Case(8, 4, 16, form="bf16", spans=((1100, 1103), (40, 41))),
+    Case(4, 2, 8, block_size=1, window=1500, spans=((2100, 2101), (1030, 1031), (2047, 2049))),
 ]
 
 
@@ -130,7 +134,7 @@ def test_the_references_result_at_every_level(case: Case) -> None:
             assert np.array_equal(result[b], results[0][b])
 
 
-@pytest.mark.parametrize("case", CASES[-3:], ids=str)
+@pytest.mark.parametrize("case", CASES[-6:], ids=str)
 def test_nor_from_how_many_key_heads_are_computed_side_by_side(case: Case) -> None:
     """As many as leave each thread as much to do."""
     one, two, three = (case.run(backend(num_threads=n)) for n in (1, 2, 3))
