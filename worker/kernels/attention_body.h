@@ -38,6 +38,7 @@ __attribute__((noinline)) void make_weights(float (*scores)[SPLIT], const RunOfK
 template <class C, class Products = VectorProducts<C>>
 struct Attention {
   RowMap rows;
+  bool past_caches;  // where results go
 
   // One key head of a tile: its queries, what a split comes to, and all of them.
   struct Head {
@@ -159,7 +160,10 @@ struct Attention {
           rows.a.out + (rows.token(tile, r) * rows.a.num_heads + rows.head(tile, r)) * head_dim;
       for (int64_t k = 0; k < head_dim; k += 16) {
         Lanes value = load(all.values[r] + k) / splat(all.sum[r]);
-        head_dim - k >= 16 ? store(out + k, value) : store_part(out + k, value, head_dim - k);
+        if (past_caches)
+          store_past_caches(out + k, value);
+        else
+          head_dim - k >= 16 ? store(out + k, value) : store_part(out + k, value, head_dim - k);
       }
     }
   }
@@ -296,10 +300,18 @@ struct Attention {
   }
 };
 
+template <class Of>
+void attend(const Run& run, const AttentionArguments& a) {
+  int64_t width = a.num_heads * a.head_dim;
+  bool past_caches =
+      a.head_dim % 16 == 0 && go_past_caches(run, a.out, run.step.num_tokens, width);
+  Of{RowMap(a, run.step), past_caches}.run(run.pool);
+}
+
 void attention(const Run& run, const Op& op) {
   auto a = op.as<AttentionArguments>();
-  a.cache_format == Format::F32 ? Attention<FloatCache>{RowMap(a, run.step)}.run(run.pool)
-                                : Attention<Bf16Cache>{RowMap(a, run.step)}.run(run.pool);
+  a.cache_format == Format::F32 ? attend<Attention<FloatCache>>(run, a)
+                                : attend<Attention<Bf16Cache>>(run, a);
 }
 
 #if LANES_LEVEL == 512

@@ -72,5 +72,5 @@ class PairProducts {
 void attention_pairs(const Run& run, const Op& op) {
   auto a = op.as<AttentionArguments>();
   if (a.cache_format == Format::F32 || a.head_dim % 4) return attention(run, op);
-  Attention<Bf16Cache, PairProducts>{RowMap(a, run.step)}.run(run.pool);
+  attend<Attention<Bf16Cache, PairProducts>>(run, a);
 }

@@ -134,5 +134,5 @@ class TileProducts {
 void attention_tiles(const Run& run, const Op& op) {
   auto a = op.as<AttentionArguments>();
   if (a.cache_format == Format::F32) return attention(run, op);
-  Attention<Bf16Cache, TileProducts>{RowMap(a, run.step)}.run(run.pool);
+  attend<Attention<Bf16Cache, TileProducts>>(run, a);
 }

@@ -41,16 +41,18 @@ inline Ints dot_read(Ints sum, Bytes weights, const Activation* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(weights.v), "m"(*(const Four*)x));
   return sum;
 }
-// Write 64 activations, rounded to whole numbers of a byte each; return `sum` with what they add up to.
-// Packing works in quarters: the order puts those of one vector side by side.
-inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
+// Write 64 activations, rounded to whole numbers of a byte each, which fill a line; return `sum` with
+// what they add up to. Packing works in quarters: the order puts those of one vector side by side.
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum,
+                              bool past_caches) {
   __m512i words[2];
   for (int i = 0; i < 2; i++)
     words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(scaled[2 * i].v),
                                   _mm512_cvtps_epi32(scaled[2 * i + 1].v));
   __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   __m512i bytes = _mm512_packs_epi16(words[0], words[1]);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+  __m512i line = _mm512_permutexvar_epi32(order, bytes);
+  past_caches ? _mm512_stream_si512((__m512i*)to, line) : _mm512_storeu_si512(to, line);
   return dot(sum, Bytes{_mm512_set1_epi8(1)}, bytes);
 }
 
@@ -90,7 +92,7 @@ inline int32_t total(Ints a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 // Of every four the even ones first: `Bytes` keeps weights in that order.
-inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum, bool) {
   __m256i even_first = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4,
                                         5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
   for (int i = 0; i < 4; i++) {
@@ -157,7 +159,7 @@ inline int32_t total(const Ints& a) {
   for (int i = 0; i < 16; i++) sum += a.v[i];
   return sum;
 }
-inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum) {
+inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum, bool) {
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
   for (int i = 0; i < 64; i++) {
     to[i] = Activation((scaled[i / 16].v[i % 16] + ROUND) - ROUND);

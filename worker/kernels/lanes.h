@@ -11,6 +11,7 @@ struct Lanes {
 };
 inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
+inline void store_past_caches(float* p, Lanes a) { _mm512_stream_ps(p, a.v); }
 inline Lanes splat(float a) { return {_mm512_set1_ps(a)}; }
 inline Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -85,6 +86,9 @@ struct Lanes {
 };
 inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Lanes a) { _mm256_storeu_ps(p, a.v), _mm256_storeu_ps(p + 8, a.w); }
+inline void store_past_caches(float* p, Lanes a) {
+  _mm256_stream_ps(p, a.v), _mm256_stream_ps(p + 8, a.w);
+}
 inline Lanes splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
 inline Lanes operator+(Lanes a, Lanes b) {
   return {_mm256_add_ps(a.v, b.v), _mm256_add_ps(a.w, b.w)};
@@ -194,6 +198,7 @@ struct Lanes {
   return out
 inline Lanes load(const float* p) { EACH_LANE(p[i]); }
 inline void store(float* p, Lanes a) { memcpy(p, a.v, sizeof a.v); }
+inline void store_past_caches(float* p, Lanes a) { store(p, a); }
 inline Lanes splat(float a) { EACH_LANE(a); }
 inline Lanes operator+(Lanes a, Lanes b) { EACH_LANE(a.v[i] + b.v[i]); }
 inline Lanes operator-(Lanes a, Lanes b) { EACH_LANE(a.v[i] - b.v[i]); }

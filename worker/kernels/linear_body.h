@@ -1,6 +1,7 @@
 // The linear at one level: what floats and integers share, and both.
 
-inline void store_columns(float* p, Lanes a, int64_t count) {
+inline void store_columns(float* p, Lanes a, int64_t count, bool past_caches = false) {
+  if (past_caches) return store_past_caches(p, a);
   count >= PANEL ? store(p, a) : store_part(p, a, count);
 }
 
@@ -29,7 +30,8 @@ class PieceSums {
         column_(piece.panel * PANEL),
         column_stride_(order.stride * PANEL),
         num_panels_(piece.num_panels),
-        is_last_(piece.k + piece.num_inputs == order.num_inputs) {
+        is_last_(piece.k + piece.num_inputs == order.num_inputs),
+        past_caches_(a.out_past_caches) {
     if (piece.k == 0) memset(values_, 0, size_t(num_rows * stride) * sizeof(float));
   }
 
@@ -37,7 +39,7 @@ class PieceSums {
 
   // Before the last pass: what `finish` will write.
   void fetch_output(int64_t first, int64_t num_rows) const {
-    if (!is_last_) return;
+    if (!is_last_ || past_caches_) return;
     each(first, num_rows, [](float*, float* out, int64_t column) {
       fetch_to_write(out + column);
     });
@@ -48,7 +50,7 @@ class PieceSums {
   void finish(int64_t first, int64_t num_rows, Finished&& finished) const {
     if (!is_last_) return;
     each(first, num_rows, [&](const float* sum, float* out, int64_t column) {
-      store_columns(out + column, finished(load(sum), column), num_columns_ - column);
+      store_columns(out + column, finished(load(sum), column), num_columns_ - column, past_caches_);
     });
   }
 
@@ -65,7 +67,7 @@ class PieceSums {
   float* values_;
   float* out_;
   int64_t num_columns_, column_, column_stride_, num_panels_;
-  bool is_last_;
+  bool is_last_, past_caches_;
 };
 
 #include "pair_lanes.h"
@@ -78,8 +80,16 @@ class PieceSums {
 #include "linear_float_body.h"
 #include "linear_int_body.h"
 
-void linear(const Run& run, const Op& op) {
+inline LinearArguments arguments_of(const Run& run, const Op& op) {
   auto a = op.as<LinearArguments>();
+  int64_t num_rows = run.step.count(op.rows);
+  a.out_past_caches = go_past_caches(run, a.out, num_rows, a.num_outputs);
+  a.inputs_past_caches = go_past_caches(run, num_rows * a.num_inputs);  // of a byte at least
+  return a;
+}
+
+void linear(const Run& run, const Op& op) {
+  auto a = arguments_of(run, op);
   int64_t num_rows = run.step.count(op.rows);
   switch (a.format) {
     case Format::F32: return float_linear<F32Weights>(run, a, num_rows);
@@ -92,7 +102,7 @@ void linear(const Run& run, const Op& op) {
 
 #if LANES_LEVEL == 512
 void linear_pairs(const Run& run, const Op& op) {
-  auto a = op.as<LinearArguments>();
+  auto a = arguments_of(run, op);
   if (a.format != Format::BF16) return linear(run, op);
   float_linear<Bf16Pairs>(run, a, run.step.count(op.rows));
 }

@@ -115,12 +115,13 @@ void float_rows(FloatTile<typename W::Input>& t, int64_t num_rows, int64_t num_p
 template <class W>
 void prepare_tile(const LinearArguments& a, int64_t row, int64_t num_rows, int64_t first,
                   int64_t end, typename W::Input* out) {
+  auto write = a.inputs_past_caches ? W::write_past_caches : W::write;
   for (int64_t m = 0; m < num_rows; m++)
     for (int64_t k = first; k < end; k += 16) {
       const float* x = a.x + (row + m) * a.num_inputs + k;
       Lanes values = k + 16 <= a.num_inputs ? load(x) : load_part(x, a.num_inputs - k, 0.0f);
       if (W::FORMAT == Format::BF16) values = nearest_bf16(values);
-      W::write(values, out + (k / BLOCK * num_rows * BLOCK + m * BLOCK + k % BLOCK) / W::INPUTS);
+      write(values, out + (k / BLOCK * num_rows * BLOCK + m * BLOCK + k % BLOCK) / W::INPUTS);
     }
 }
 

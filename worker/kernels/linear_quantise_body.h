@@ -34,7 +34,7 @@ inline GroupScale scale_of(const float* x, int64_t count, int64_t group) {
 
 // Write a group, a chunk every `stride`; return the sum of its whole numbers.
 inline int32_t write_group(const float* x, int64_t count, int64_t group, float inverse,
-                           Activation* to, int64_t stride) {
+                           Activation* to, int64_t stride, bool past_caches) {
   alignas(64) float filled[MOST_GROUP];
   x = whole_group(x, inverse == 0.0f ? 0 : count, group, filled);  // zero times no number is none
   Ints sum = splat(0);
@@ -42,7 +42,7 @@ inline int32_t write_group(const float* x, int64_t count, int64_t group, float i
     Lanes scaled[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) scaled[i] = load(x + k + i * PANEL) * splat(inverse);
-    sum = store_activations(to, scaled, sum);
+    sum = store_activations(to, scaled, sum, past_caches);
   }
   return total(sum);
 }
@@ -74,7 +74,7 @@ inline void quantise_groups(const LinearArguments& a, int64_t row, int64_t first
       GroupPlace to = place_of(first + i);
       *to.scale = scales[i].scale;
       *to.start = -W::OFFSET * write_group(x + k, a.num_inputs - k, a.group, scales[i].inverse,
-                                           to.values, to.stride);
+                                           to.values, to.stride, a.inputs_past_caches);
     }
   }
 }

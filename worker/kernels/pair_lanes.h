@@ -23,10 +23,15 @@ struct InputPairs {
     return sum;
   }
   // Sixteen inputs, rounded to bf16 before: of every four the even ones, then the odd ones.
-  static void write(Lanes x, uint32_t* out) {
+  static void write(Lanes x, uint32_t* out) { _mm256_storeu_si256((__m256i*)out, words_of(x)); }
+  static void write_past_caches(Lanes x, uint32_t* out) {
+    _mm256_stream_si256((__m256i*)out, words_of(x));
+  }
+
+ private:
+  static __m256i words_of(Lanes x) {
     __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x.v), 16));
-    words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0x72), 0x72);  // 2, 0, 3, 1
-    _mm256_storeu_si256((__m256i*)out, words);
+    return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0x72), 0x72);  // 2, 0, 3, 1
   }
 };
 
@@ -49,4 +54,5 @@ struct FloatInputs {
   static constexpr int64_t INPUTS = 1;
   static Lanes add(Lanes sum, float x, Lanes weights) { return add_product(sum, splat(x), weights); }
   static void write(Lanes x, float* out) { store(out, x); }
+  static void write_past_caches(Lanes x, float* out) { store_past_caches(out, x); }
 };

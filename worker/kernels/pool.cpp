@@ -96,6 +96,13 @@ bool Pool::wait_for_job(uint32_t seen, Fetched& mine) {
   return !stop_.load();
 }
 
+// Only an instruction of its own keeps these before the word that they are done.
+static inline void await_stores_past_caches() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 void Pool::pull(uint32_t job, int thread) {
   for (;;) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
@@ -108,6 +115,7 @@ void Pool::pull(uint32_t job, int thread) {
     // fields above belong to this one.
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
     call(piece, number, thread);
+    await_stores_past_caches();
     num_left_.fetch_sub(1, std::memory_order_release);
   }
 }

@@ -1,6 +1,7 @@
 // What a kernel is given, and how it is entered into the table of `program.cpp`.
 #pragma once
 #include "levels.h"
+#include "maker.h"
 #include "pool.h"
 #include "types.h"
 
@@ -22,6 +23,20 @@ constexpr int64_t FEW_ROWS = 16;
 inline int64_t strip_of(int64_t count, int64_t num_rows, int64_t num_threads) {
   if (num_rows == 1) return count;  // less work than sharing it
   return ceil_div(count, num_rows <= FEW_ROWS ? num_threads : 4 * num_threads);
+}
+
+// Whether `num_bytes` that threads write for each other go past the caches. Into its own a thread must
+// first take back each line that another has read: 28 ns where that one's core stands in another core
+// complex of a Zen 4, 9 in the same; past them a line takes 2.5, and no longer to read. Not what is
+// little: memory is slow to begin.
+inline bool go_past_caches(const Run& run, int64_t num_bytes) {
+  constexpr int64_t LEAST = 32 << 10;
+  return ON_ZEN4 && run.pool.num_threads() > 1 && num_bytes >= LEAST;
+}
+// The same of rows of floats, which must be whole lines.
+inline bool go_past_caches(const Run& run, const float* rows, int64_t num_rows, int64_t width) {
+  bool whole = uint64_t(rows) % 64 == 0 && width % 16 == 0;
+  return whole && go_past_caches(run, num_rows * width * 4);
 }
 
 // Call row(t) for every row the operator runs over. Of many rows a thread takes sixteen, so that the

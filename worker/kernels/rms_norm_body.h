@@ -12,7 +12,7 @@ inline void store_row(float* out, Lanes a, int64_t count) {
 // is asked once; `again(k, n)` gives the same afterwards.
 template <class First, class Again>
 void norm_row(First&& first, Again&& again, const float* weight, float* out, int64_t width,
-              double eps) {
+              double eps, bool past_caches = false) {
   Lanes chains[4] = {zero(), zero(), zero(), zero()};
   auto add = [&](int64_t k, int64_t n, int c) __attribute__((always_inline)) {
     Lanes a = first(k, n);
@@ -27,7 +27,10 @@ void norm_row(First&& first, Again&& again, const float* weight, float* out, int
     if (k < width) add(k, width - k, c);
   float total = sum((chains[0] + chains[1]) + (chains[2] + chains[3]));
   Lanes scale = splat(1.0f / __builtin_sqrtf(total / float(width) + float(eps)));
-  for (k = 0; k + 16 <= width; k += 16) store(out + k, again(k, 16) * scale * load(weight + k));
+  for (k = 0; k + 16 <= width; k += 16) {
+    Lanes value = again(k, 16) * scale * load(weight + k);
+    past_caches ? store_past_caches(out + k, value) : store(out + k, value);
+  }
   if (k < width)
     store_row(out + k, again(k, width - k) * scale * load_row(weight + k, width - k), width - k);
 }
@@ -45,6 +48,7 @@ void rms_norm(const Run& run, const Op& op) {
 
 void add_rms_norm(const Run& run, const Op& op) {
   auto a = op.as<AddRmsNormArguments>();
+  bool past_caches = go_past_caches(run, a.out, run.step.count(op.rows), a.width);
   each_row(run, op, [&](int64_t t) {
     const float *x = a.x + t * a.width, *residual = a.residual + t * a.width;
     float* sum = a.sum + t * a.width;
@@ -56,7 +60,7 @@ void add_rms_norm(const Run& run, const Op& op) {
     auto again = [&](int64_t k, int64_t n) __attribute__((always_inline)) {
       return load_row(sum + k, n);
     };
-    norm_row(read, again, a.weight, a.out + t * a.width, a.width, a.eps);
+    norm_row(read, again, a.weight, a.out + t * a.width, a.width, a.eps, past_caches);
   });
 }
 

@@ -17,7 +17,7 @@ from worker.backends.cpu import CpuBackend, StepInputs
 from worker.batch import Batch
 from worker.errors import KernelError
 from worker.kernels.checks import Floats
-from worker.kernels.packed import to_float32
+from worker.kernels.packed import Format, to_float32
 from worker.kernels.records import Buffer, Rows
 from worker.kernels.rms_norm import (
     add_rms_norm_reference,
@@ -158,6 +158,26 @@ def test_rope_shift(delta: int, form: str) -> None:
         assert np.array_equal(pages, laid_keys(kept(form, expected)))
     with pytest.raises(KernelError, match="cells outside 0..79"):
         backend().rope_shift(LayerPages(pages, pages), np.array([80], np.int32), 1, rotary)
+
+
+@pytest.mark.parametrize("form", [Format.BF16, Format.INT8, Format.INT4], ids=lambda f: f.name)
+def test_what_threads_hand_each_other(form: Format) -> None:
+    """So much that some processors write it past the caches: each operator reads it as written."""
+    width, rows = 1024, 40
+    first, second = floats(2 * width, width, seed=1), floats(width, width, seed=2)
+    x, residual, weight = floats(rows, width), floats(rows, width, seed=3), floats(width, seed=4)
+    results = []
+    for ops in (backend(level, form, n) for level in levels() for n in (1, 2)):
+        up, down = ops.pack_linear([first]), ops.pack_linear([second])
+
+        def layer(ops: CpuBackend = ops, up: Any = up, down: Any = down) -> Buffer:
+            out = ops.linear(ops.silu_mul(ops.linear(given(x), up)), down)
+            out, total = ops.add_rms_norm(out, given(residual), weight, 1e-5)
+            return ops.add_rms_norm(ops.linear(out, down), total, weight, 1e-5)[0]
+
+        results += [compute(ops, layer, batch_of(rows)) for _ in range(3)]
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
 
 
 def test_a_step_in_which_no_row_wants_logits() -> None:
