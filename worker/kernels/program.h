@@ -15,8 +15,7 @@ struct Run {
 using Kernel = void (*)(const Run&, const Op&);
 
 // Of so few rows each thread takes one part, the same of every operator that is cut alike: what it has
-// written it reads and writes again itself. A line that another thread had is slow to come, where that
-// one's core has caches of its own (2.5 ns to read one of many, 7 to write, against 1 and 2 on a Zen 4).
+// written it reads and writes again itself. A line that another thread had is slow to come, see below.
 constexpr int64_t FEW_ROWS = 16;
 
 // How many of `count` columns, or groups of them, a thread takes at a time, for all rows.
