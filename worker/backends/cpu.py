@@ -49,7 +49,7 @@ MAX_HEAD_DIM = 256
 """As in `operands.h`."""
 GROUP = 16
 """As in `attention.h`."""
-ATTENTION_SCRATCH = 68 * 32 * (2 + MAX_HEAD_DIM) * 4
+ATTENTION_SCRATCH = (64 + 4) * 32 * (2 + MAX_HEAD_DIM) * 4
 """Bytes, as in `attention.h`."""
 
 

@@ -61,10 +61,14 @@ struct RunOfKeys {
   }
 };
 
+// Positions that each row of a tile sees.
+struct Seen {
+  int64_t begin[TILE_ROWS], end[TILE_ROWS];
+};
+
 // The rows of a tile.
-struct Queries {
+struct Queries : Seen {
   alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];  // scaled, and as the products take them
-  int64_t begin[TILE_ROWS], end[TILE_ROWS];      // positions that each sees
 };
 
 // What some splits of a tile have come to.
@@ -75,7 +79,7 @@ struct Partial {
 };
 
 // A tile whose splits are many is shared by the threads: so many splits at a time, of one head each.
-// One of several heads gives up no head for that, if its work is as much as this.
+// One of several heads gives up no head for that, if its splits times its heads are as many as this.
 constexpr int64_t LONG_TILE = 16;
 constexpr int64_t SHARED_SPLITS = 64;
 constexpr int64_t ATTENTION_SCRATCH = (SHARED_SPLITS + MOST_HEADS) * int64_t(sizeof(Partial));

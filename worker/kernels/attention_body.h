@@ -55,11 +55,16 @@ struct Attention {
           products((a.read_queries(tile, &queries), queries.q), tile.num_rows, a.rows.a.head_dim) {}
   };
 
+  void see(const RowTile& tile, Seen* out) const {
+    for (int64_t r = 0; r < tile.num_rows; r++)
+      out->begin[r] = rows.begin(tile, r), out->end[r] = rows.end(tile, r);
+  }
+
   void read_queries(const RowTile& tile, Queries* out) const {
+    see(tile, out);
     int64_t head_dim = rows.a.head_dim;
     Lanes scale = splat(float(1.0 / __builtin_sqrt(double(head_dim))));
     for (int64_t r = 0; r < tile.num_rows; r++) {
-      out->begin[r] = rows.begin(tile, r), out->end[r] = rows.end(tile, r);
       const float* source =
           rows.a.q + (rows.token(tile, r) * rows.a.num_heads + rows.head(tile, r)) * head_dim;
       for (int64_t k = 0; k < MAX_HEAD_DIM; k += 16) {
@@ -132,18 +137,18 @@ struct Attention {
   }
 
   // all += split, rows that see nothing of it apart.
-  void join(const RowTile& tile, int64_t split, const Partial& part, Ahead* ahead,
+  void join(const Seen& seen, int64_t num_rows, int64_t split, const Partial& part, Ahead* ahead,
             Partial* all) const {
     alignas(64) float top[TILE_ROWS], sums[TILE_ROWS], fades[TILE_ROWS], grows[TILE_ROWS];
-    for (int64_t r = 0; r < tile.num_rows; r += 16) {
+    for (int64_t r = 0; r < num_rows; r += 16) {
       Lanes before = load(all->maximum + r), here = load(part.maximum + r);
       Lanes most = larger(before, here);
       Lanes fade = exponential(before - most), grow = exponential(here - most);
       store(top + r, most), store(fades + r, fade), store(grows + r, grow);
       store(sums + r, load(all->sum + r) * fade + load(part.sum + r) * grow);
     }
-    for (int64_t r = 0; r < tile.num_rows; r++) {
-      if (rows.begin(tile, r) >= (split + 1) * SPLIT || rows.end(tile, r) <= split * SPLIT) continue;
+    for (int64_t r = 0; r < num_rows; r++) {
+      if (seen.begin[r] >= (split + 1) * SPLIT || seen.end[r] <= split * SPLIT) continue;
       all->maximum[r] = top[r], all->sum[r] = sums[r];
       Lanes fade = splat(fades[r]), grow = splat(grows[r]);
       for (int64_t k = 0; k < rows.a.head_dim; k += 16) {
@@ -189,7 +194,8 @@ struct Attention {
       for (int64_t i = 0; i < tile.num_splits; i++, place.split++) {
         compute(soon->reach(place, next), heads, tile.num_heads, soon);
         for (int64_t h = 0; h < tile.num_heads; h++)
-          join(tile, place.split, heads[h]->part, &soon->ahead, &heads[h]->all);
+          join(heads[h]->queries, tile.num_rows, place.split, heads[h]->part, &soon->ahead,
+               &heads[h]->all);
       }
       for (int64_t h = 0; h < tile.num_heads; h++) write(heads[h]->tile, heads[h]->all);
     });
@@ -238,6 +244,8 @@ struct Attention {
   void tile_shared(Pool& pool, const RowTile& tile) const {
     Partial* parts = (Partial*)rows.a.scratch;
     Partial* all = parts + SHARED_SPLITS;
+    Seen seen;
+    see(tile, &seen);
     for (int64_t h = 0; h < tile.num_heads; h++) clear(tile, all + h);
     int64_t most = SHARED_SPLITS / tile.num_heads, stop = tile.first_split + tile.num_splits;
     for (int64_t first = tile.first_split; first < stop; first += most) {
@@ -246,7 +254,7 @@ struct Attention {
       pool.each(tile.num_heads, [&](int64_t h, int) {
         Ahead nothing;
         for (int64_t i = 0; i < count; i++)
-          join(tile, first + i, parts[i * tile.num_heads + h], &nothing, all + h);
+          join(seen, tile.num_rows, first + i, parts[i * tile.num_heads + h], &nothing, all + h);
         if (first + count == stop) write(tile.of_head(h), all[h]);
       });
     }
@@ -261,8 +269,9 @@ struct Attention {
   // it so. Where only one head would, or nothing does, long tiles keep theirs and are shared.
   void run(Pool& pool) {
     Load load = load_with(pool, HEADS_OF_A_TILE), shared = load;
+    int64_t most = rows.most_heads;
     while (rows.most_heads > 1 && !load.is_even) load = load_with(pool, rows.most_heads / 2);
-    if (rows.most_heads == 1 && shared.longest >= LONG_TILE) load = load_with(pool, HEADS_OF_A_TILE);
+    if (rows.most_heads == 1 && most > 1 && shared.longest >= LONG_TILE) load = load_with(pool, most);
     int64_t limit = load.is_even ? load.total : max_of(1, load.total / (4 * pool.num_threads()));
     int64_t count = rows.count(), threads = threads_of(pool, count);
     Shares shares(count, threads);

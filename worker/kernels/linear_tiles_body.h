@@ -103,7 +103,7 @@ struct QuadFetch {
   void lines(int64_t count) {
     for (credit += count; credit >= row_tiles; credit -= row_tiles) {
 #pragma GCC unroll 4
-      for (int p = 0; p < QUAD; p++) __builtin_prefetch(from + p * stride, 0, 2);
+      for (int p = 0; p < QUAD; p++) __builtin_prefetch(from + p * stride, 0, SECOND_CACHE);
       from += 64;
       if (from == end) from = next;
     }

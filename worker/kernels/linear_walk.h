@@ -202,10 +202,6 @@ struct Tiles {
 // linears stays in the caches, where several panels side by side are faster (2 rows: a fifth).
 inline bool is_in_memory(int64_t weight_bytes) { return weight_bytes > 768 << 10; }
 
-// Where weights are fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and
-// nothing after it: for those that are read once it leaves the others what they hold.
-constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;
-
 // Weights of one stream go to the first cache, a good way ahead. Not so on Zen 4, if a line of them is
 // in more than four products: by way of the second it takes 8 rows of int8 1.1 to 1.6 times as fast,
 // and 2 rows 4 % slower, which want less ahead.

@@ -1,4 +1,5 @@
-// Who made the processor: where makers differ in what is fast, each gets what was measured on its own.
+// Who made the processor: where makers differ in what is fast, each gets what was measured on its own;
+// and where memory is fetched to.
 #pragma once
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -31,5 +32,9 @@ inline bool is_zen4() {
 }
 
 inline const bool ON_ZEN4 = ON_AMD && is_zen4();
+
+// Where memory is fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and nothing
+// after it: for what is read once it leaves the others what they hold.
+constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;
 
 }  // namespace millrace

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "levels.h"
+#include "maker.h"
 #include "types.h"
 
 namespace millrace {
@@ -14,7 +15,6 @@ namespace millrace {
 static constexpr int64_t SPIN_NS = 50'000;
 static constexpr int SPINS_PER_LOOK = 64;
 static constexpr int64_t FETCHED_AT_ONCE = 256, MOST_FETCHED = 1 << 20;  // bytes
-static constexpr int SECOND_CACHE = 2;
 
 static int64_t now_ns() {
   timespec t;
@@ -96,7 +96,7 @@ bool Pool::wait_for_job(uint32_t seen, Fetched& mine) {
   return !stop_.load();
 }
 
-// Only an instruction of its own keeps these before the word that they are done.
+// Stores past the caches are seen before what is stored after this; nothing less keeps them in order.
 static inline void await_stores_past_caches() {
 #if defined(__x86_64__)
   __builtin_ia32_sfence();
@@ -121,6 +121,7 @@ void Pool::pull(uint32_t job, int thread) {
 }
 
 void Pool::share(int64_t count, Call call, void* piece) {
+  await_stores_past_caches();  // of a piece that the caller had to itself
   uint32_t job = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   // A thread late to the last job must find it empty while the fields change under it.
   count_.store(0, std::memory_order_relaxed);

@@ -26,8 +26,8 @@ inline int64_t strip_of(int64_t count, int64_t num_rows, int64_t num_threads) {
 
 // Whether `num_bytes` that threads write for each other go past the caches. Into its own a thread must
 // first take back each line that another has read: 28 ns where that one's core stands in another core
-// complex of a Zen 4, 9 in the same; past them a line takes 2.5, and no longer to read. Not what is
-// little: memory is slow to begin.
+// complex of a Zen 4, 9 in the same; past them a line takes 2.5. To read it from memory takes 2 to 3,
+// from the other complex as long, in the same 1. Not what is little: memory is slow to begin.
 inline bool go_past_caches(const Run& run, int64_t num_bytes) {
   constexpr int64_t LEAST = 32 << 10;
   return ON_ZEN4 && run.pool.num_threads() > 1 && num_bytes >= LEAST;

@@ -5,7 +5,8 @@ inline void gate(const float* g, const float* u, float* out, int64_t count, int6
   Lanes one = splat(1.0f);
   int64_t k = 0;
   for (; k + 16 <= count; k += 16) {
-    __builtin_prefetch(g + k + ahead, 0, 2), __builtin_prefetch(u + k + ahead, 0, 2);
+    __builtin_prefetch(g + k + ahead, 0, SECOND_CACHE);
+    __builtin_prefetch(u + k + ahead, 0, SECOND_CACHE);
     Lanes a = load(g + k);
     store(out + k, a / (one + exponential(zero() - a)) * load(u + k));
   }
