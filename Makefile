@@ -19,11 +19,16 @@ SIDE_BY_SIDE = $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# An environment names its folder in its scripts: where the checkout was moved, its own is made anew.
+MOVED := $(shell test $(VENV) != .venv || test ! -s .venv/.stamp-run || test "$$(cat .venv/.stamp-run)" = "$(CURDIR)" || echo moved)
+.PHONY: $(if $(MOVED),$(VENV)/.stamp-run)
+
 $(VENV)/.stamp-run: pyproject.toml constraints.txt
+	@test -z "$(MOVED)" || rm -rf .venv
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) …"
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[all]'
-	@touch $@
+	@echo '$(CURDIR)' > $@
 
 $(VENV)/.stamp: $(VENV)/.stamp-run
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -87,6 +87,7 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tmpfs: Any = None
     cap_drop: Any = None
     security_opt: Any = None
+    logging: Any = None
 
     def published(self) -> dict[int, tuple[str, int]]:
         """Return (host, port) outside by container port."""

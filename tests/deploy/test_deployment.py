@@ -152,6 +152,7 @@ def test_every_service_is_confined_and_watched() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["restart"] == "unless-stopped", name
         assert service["healthcheck"]["test"][0] == "CMD", name
+        assert service["logging"] == {"driver": "${LOG_DRIVER:-local}"}, name  # which rotates
         assert set(service["networks"]) <= {"front", "back"}, name
     assert COMPOSE["networks"]["back"] == {"internal": True}
 
