@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from common.automaton import Automaton
 from worker.noise import Ids
 from worker.sampling.candidates import Candidates, History, Recipe, column, counted, distinct
 
@@ -53,6 +55,31 @@ class Penalties:
         return candidates
 
 
+class Breakers:
+    """Breaker sequences of DRY; the thousands in a vocabulary are nearly all of one token."""
+
+    __slots__ = ("_longer", "single")
+
+    def __init__(self, packed: Iterable[bytes]) -> None:
+        """`packed`: each sequence's ids, uint32."""
+        columns = [column(one).tolist() for one in packed if one]
+        self.single = frozenset(ids[0] for ids in columns if len(ids) == 1)
+        self._longer = Automaton(ids[::-1] for ids in columns if len(ids) > 1)
+
+    def tokens_since(self, backwards: list[int]) -> int:
+        """Return how many tokens follow the breaker that begins last, the longest of those.
+
+        All of them where there is none. `backwards` has the last token first. Linear in its length,
+        whatever the breakers are.
+        """
+        state = 0
+        for place, token_id in enumerate(backwards, 1):
+            state = self._longer.next(state, token_id)
+            if size := self._longer.found[state] or token_id in self.single:
+                return place - size
+        return len(backwards)
+
+
 @dataclass(frozen=True, slots=True)
 class Dry:
     """ "Don't repeat yourself", by p-e-w, with the rules of llama.cpp's implementation.
@@ -66,8 +93,7 @@ class Dry:
     base: float
     allowed_length: int
     last_n: int | None
-    breakers: dict[int, list[tuple[int, ...]]]
-    """By their first id: there may be thousands."""
+    breakers: Breakers
 
     @classmethod
     def create(cls, recipe: Recipe) -> Dry | None:
@@ -75,11 +101,7 @@ class Dry:
         last_n = dry.last_n if dry.HasField("last_n") else None
         if not dry.multiplier or dry.base < 1 or last_n == 0:
             return None
-        breakers: dict[int, list[tuple[int, ...]]] = {}
-        for packed in filter(None, dry.breakers):
-            first, *rest = column(packed).tolist()
-            breakers.setdefault(first, []).append((first, *rest))
-        return cls(dry.multiplier, dry.base, dry.allowed_length, last_n, breakers)
+        return cls(dry.multiplier, dry.base, dry.allowed_length, last_n, Breakers(dry.breakers))
 
     def touched(self, history: History) -> Ids:
         """Return the ids whose logits may change; all others are left alone, and not looked at."""
@@ -88,7 +110,7 @@ class Dry:
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         ids = np.concatenate(history[:2])
         backwards: list[int] = ids[::-1][: self.last_n].tolist()
-        reach = self._tokens_since_breaker(backwards)
+        reach = self.breakers.tokens_since(backwards)
         if len(backwards) <= self.allowed_length or reach < self.allowed_length:
             return candidates
         longest: dict[int, int] = {}
@@ -96,7 +118,7 @@ class Dry:
             if (repeated := min(length, reach)) >= self.allowed_length:
                 token_id = backwards[place - 1]
                 longest[token_id] = max(repeated, longest.get(token_id, 0))
-        for token_id in [t for t in longest if (t,) not in self.breakers.get(t, ())]:
+        for token_id in longest.keys() - self.breakers.single:
             places, _ = candidates.find(np.array([token_id]))
             candidates.logits[places] -= self._penalty(longest[token_id])
         return candidates
@@ -106,17 +128,6 @@ class Dry:
         exponent = length - self.allowed_length
         penalty: float = self.multiplier * self.base ** (min(exponent, most) if most else exponent)
         return penalty
-
-    def _tokens_since_breaker(self, backwards: list[int]) -> int:
-        """Return how many tokens follow the last breaker: all of them when there is none."""
-        for place, token_id in enumerate(backwards):
-            for breaker in sorted(self.breakers.get(token_id, ()), key=len, reverse=True):
-                size = len(breaker)
-                if size <= place + 1 and breaker == tuple(
-                    backwards[place + 1 - size : place + 1][::-1]
-                ):
-                    return place + 1 - size
-        return len(backwards)
 
 
 def _repeats(backwards: list[int]) -> list[tuple[int, int]]:

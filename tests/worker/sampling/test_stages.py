@@ -16,7 +16,7 @@ from worker.rows import Row
 from worker.sampler import Sampler
 from worker.sampling.candidates import Candidates, History
 from worker.sampling.chain import STAGES
-from worker.sampling.repetition import Dry
+from worker.sampling.repetition import Breakers, Dry
 from worker.sampling.truncation import TopP, TypicalP
 
 NO_HISTORY = History(np.zeros(0, np.int32), np.zeros(0, np.int32))
@@ -185,7 +185,7 @@ def naive_dry(tokens: list[int], base: float, allowed: int) -> dict[int, float]:
 def test_dry_is_its_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 3, rng.integers(1, 60)).tolist()
-    stage = Dry(1.0, 1.5, 2, None, {})
+    stage = Dry(1.0, 1.5, 2, None, Breakers(()))
     history = History(np.array(tokens[:5], np.int32), np.array(tokens[5:], np.int32))
     got = stage(Candidates(np.arange(3), np.zeros(3)), history).logits
     wanted = naive_dry(tokens, 1.5, 2)
@@ -194,8 +194,28 @@ def test_dry_is_its_definition(seed: int) -> None:
 
 def test_dry_of_one_endless_repetition_stays_finite() -> None:
     history = History(np.full(5000, 7, np.int32), np.zeros(0, np.int32))
-    got = Dry(100.0, 1.75, 2, None, {})(Candidates(np.arange(9), np.zeros(9)), history).logits
+    got = Dry(100.0, 1.75, 2, None, Breakers(()))(Candidates(np.arange(9), np.zeros(9)), history).logits
     assert np.isfinite(got).all() and got[7] < -1e30
+
+
+def since_the_last(breakers: list[list[int]], tokens: list[int]) -> int:
+    """The breaker that begins last; of several that begin there, the longest."""
+    for start in range(len(tokens) - 1, -1, -1):
+        sizes = [len(one) for one in breakers if one and tokens[start : start + len(one)] == one]
+        if sizes:
+            return len(tokens) - start - max(sizes)
+    return len(tokens)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_last_breaker_is_found_whatever_they_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    breakers = [rng.integers(0, 4, rng.integers(0, 5)).tolist() for _ in range(rng.integers(0, 4))]
+    found = Breakers(np.array(one, "<u4").tobytes() for one in breakers)
+    assert found.single == {one[0] for one in breakers if len(one) == 1}
+    for _ in range(20):
+        tokens = rng.integers(0, 4, rng.integers(0, 12)).tolist()
+        assert found.tokens_since(tokens[::-1]) == since_the_last(breakers, tokens)
 
 
 def test_xtc_acts_as_often_as_asked_and_on_the_same_tokens_again() -> None:
