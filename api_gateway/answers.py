@@ -14,24 +14,34 @@ from api_gateway.tools import ToolPlan, call_id
 from api_gateway.translate import Order
 from protos.common_pb2 import LENGTH
 
+Part = str | dict[str, Any]
+"""Content, or one of OpenAI's tool call chunks."""
+
 
 @dataclass(slots=True)
 class Said:
-    """What came since the last look. `calls` are OpenAI's tool call chunks."""
+    """What came since the last look: thoughts, then the parts in turn."""
 
     thoughts: str = ""
-    content: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [part for part in self.parts if isinstance(part, dict)]
 
     def delta(self) -> dict[str, Any]:
         """Return the delta of a chunk; nothing that is empty is in it."""
         shown: dict[str, Any] = {}
         if self.thoughts:
             shown |= {"reasoning_content": self.thoughts, "reasoning": self.thoughts}
-        if self.content:
-            shown["content"] = self.content
-        if self.calls:
-            shown["tool_calls"] = self.calls
+        if content := self.content:
+            shown["content"] = content
+        if calls := self.calls:
+            shown["tool_calls"] = calls
         return shown
 
 
@@ -44,25 +54,27 @@ class CallReader:
         self._choice = choice
         self.num_calls = 0
 
-    def read(self, text: str, is_end: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the content and the calls that are certain now; at the end, all of them."""
+    def read(self, text: str, is_end: bool) -> list[Part]:
+        """Return the content and the calls that are certain now, in turn; at the end, all."""
         if self._parser is None:
-            return text, []
+            return [text] if text else []
         deltas = self._parser.feed(text) if text else []
         if is_end:
             deltas += self._parser.end()
-        content = "".join(delta for delta in deltas if isinstance(delta, str))
-        chunks: list[dict[str, Any]] = []
+        parts: list[Part] = []
         for delta in deltas:
             if isinstance(delta, CallDelta):
-                self._add(chunks, delta)
-        return content, chunks
+                self._add(parts, delta)
+            else:
+                parts.append(delta)
+        return parts
 
-    def _add(self, chunks: list[dict[str, Any]], delta: CallDelta) -> None:
+    def _add(self, parts: list[Part], delta: CallDelta) -> None:
         """Add a part; stock clients expect one entry a call among those that come together."""
+        last = parts[-1] if parts else ""
         if delta.name is not None:
             self.num_calls += 1
-            chunks.append(
+            parts.append(
                 {
                     "index": delta.index,
                     "id": call_id(self._request_id, self._choice, delta.index),
@@ -70,10 +82,10 @@ class CallReader:
                     "function": {"name": delta.name, "arguments": ""},
                 }
             )
-        elif chunks and chunks[-1]["index"] == delta.index:
-            chunks[-1]["function"]["arguments"] += delta.arguments
+        elif isinstance(last, dict) and last["index"] == delta.index:
+            last["function"]["arguments"] += delta.arguments
         else:
-            chunks.append({"index": delta.index, "function": {"arguments": delta.arguments}})
+            parts.append({"index": delta.index, "function": {"arguments": delta.arguments}})
 
 
 class Answer:
@@ -91,8 +103,8 @@ class Answer:
     def take(self) -> Said:
         """Return what can be shown now; with the end of the choice, all that was withheld."""
         thoughts, is_end = self._choice.take_reasoning(), self._choice.finish is not None
-        content, calls = self._calls.read(self._choice.take_text(), is_end)
-        return Said(thoughts if self._show_reasoning else "", content, calls)
+        parts = self._calls.read(self._choice.take_text(), is_end)
+        return Said(thoughts if self._show_reasoning else "", parts)
 
     def message(self) -> dict[str, Any]:
         """Return the message of a whole reply."""

@@ -87,8 +87,8 @@ class KeyFile:
             mtime_ns = self._path.stat().st_mtime_ns
             if mtime_ns == self._mtime_ns:
                 return
-            self._mtime_ns = mtime_ns
             self._keys = parse_keys(self._path.read_text())
+            self._mtime_ns = mtime_ns
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             log.error("key file not read again", extra={"error": str(error)})
         else:

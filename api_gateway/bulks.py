@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
+from api_gateway.job import Job
 from api_gateway.sessions import Choice
 from protos.tokenizer_pb2 import TextBulk, TextLogprobs
+
+
+def prompt_rows(job: Job, prompt: int, bulks: Sequence[Bulks]) -> list[TextLogprobs]:
+    """Return the logprobs of a prompt, which come with one of its choices."""
+    held = [bulks[choice.index].prompt_rows for choice in job.groups[prompt]]
+    return next(filter(None, held), [])
 
 
 class Bulks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api_gateway.bulks import Bulks
+from api_gateway.bulks import Bulks, prompt_rows
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, echo_logprobs
 from api_gateway.sessions import Choice
@@ -55,8 +55,7 @@ class EchoedPrompts:
         return echo_logprobs(self.text(choice), self._rows(choice.prompt), (), offsets)
 
     def _rows(self, prompt: int) -> list[TextLogprobs]:
-        held = [self._bulks[choice.index].prompt_rows for choice in self._job.groups[prompt]]
-        return next(filter(None, held), [])
+        return prompt_rows(self._job, prompt, self._bulks)
 
     def _is_told(self, prompt: int) -> bool:
         """Of a first token there is nothing to tell; a choice that ended well has told all."""

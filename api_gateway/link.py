@@ -13,13 +13,13 @@ from typing import Any
 
 from api_gateway.job import Job
 from api_gateway.sessions import Choice, Demux
+from common.rpc import MAX_MERGED_BYTES
 from protos.common_pb2 import EngineState, ModelInfo, SessionOpened
 from protos.limits import MAX_U32
 from protos.tokenizer_pb2 import GatewayMessage, TextBatch, TextMessage, TextRequest
 
 StreamCall = Any  # grpc.aio.StreamStreamCall, whose stubs say nothing of its messages
 SLOT_LIMIT = MAX_U32 - 2**20
-MAX_MERGED_BYTES = 8 * 2**20
 
 
 class Breach(Exception):
@@ -98,19 +98,21 @@ class Link:
         while True:
             await self._outgoing.wait()
             while self._adds or self._aborts or self._pauses:
-                message = GatewayMessage(
-                    session=self.session,
-                    aborts=self._aborts,
-                    pauses=[slot for slot, is_paused in self._pauses.items() if is_paused],
-                    resumes=[slot for slot, is_paused in self._pauses.items() if not is_paused],
-                )
-                self._aborts, self._pauses = [], {}
+                message = GatewayMessage(session=self.session)
                 size = 0
                 while self._adds and size < MAX_MERGED_BYTES:
                     size += self._adds[0].ByteSize()
                     message.adds.append(self._adds.popleft())
+                if not self._adds:  # what they speak of must have been said
+                    self._speak_of_added(message)
                 await self._call.write(message)
             self._outgoing.clear()
+
+    def _speak_of_added(self, message: GatewayMessage) -> None:
+        message.aborts.extend(self._aborts)
+        for slot, is_paused in self._pauses.items():
+            (message.pauses if is_paused else message.resumes).append(slot)
+        self._aborts, self._pauses = [], {}
 
     def _receive(self, message: TextMessage) -> None:
         kind = message.WhichOneof("body")
@@ -124,11 +126,11 @@ class Link:
             raise Breach(f"unexpected message {kind!r}")
 
     def _deliver(self, batch: TextBatch) -> None:
-        for broken in self.demux.deliver(batch):
-            job = next((job for job in self.jobs if broken in job.choices), None)
-            if job is not None:
-                self._aborts.append(broken.slot)
-                self._on_broken(job, [broken])
+        if broken := self.demux.deliver(batch):
+            self._aborts += [choice.slot for choice in broken]
+            for job in list(self.jobs):
+                if choices := [choice for choice in broken if choice in job.choices]:
+                    self._on_broken(job, choices)
         if self.demux.next_slot > SLOT_LIMIT:
             raise Breach("slots of this stream are used up")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from api_gateway.answers import Answer
 from api_gateway.asgi import Call
-from api_gateway.bulks import Bulks
+from api_gateway.bulks import Bulks, prompt_rows
 from api_gateway.job import Job
 from api_gateway.logprobs import (
     TextOffsets,
@@ -45,7 +45,7 @@ def ids_of(column: bytes | bytearray) -> list[int]:
 
 def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogprobs]:
     """Return the rows of the answer's own tokens: neither overshot ones nor reasoning."""
-    end = num_output_tokens(choice) if choice.finish is not None else choice.num_tokens
+    end = num_output_tokens(choice)
     return [row for row in rows if choice.num_reasoning <= row.index < end]
 
 
@@ -94,7 +94,7 @@ class WholeReply(OnePiece):
             "timings": meter.timings(),
         }
         if is_chat and self._order.num_prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_logprobs(self._prompt_rows(job, 0))
+            body["prompt_logprobs"] = prompt_logprobs(prompt_rows(job, 0, self._bulks))
         await self._call.reply_json(200, body)
 
     def _chat_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
@@ -112,19 +112,15 @@ class WholeReply(OnePiece):
         if order.num_logprobs is not None:
             rows = answer_rows(choice, choice.logprobs)
             if order.echoes:
-                prompt = self._prompt_rows(job, choice.prompt)
-                logprobs = echo_logprobs(echo, prompt, rows, TextOffsets())
+                told = prompt_rows(job, choice.prompt, self._bulks)
+                logprobs = echo_logprobs(echo, told, rows, TextOffsets())
             else:
                 logprobs = completion_logprobs(rows, TextOffsets())
         shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}
         if order.num_prompt_logprobs is not None:
-            shown["prompt_logprobs"] = prompt_logprobs(self._prompt_rows(job, choice.prompt))
+            told = prompt_rows(job, choice.prompt, self._bulks)
+            shown["prompt_logprobs"] = prompt_logprobs(told)
         return self._with_ending(shown, choice)
-
-    def _prompt_rows(self, job: Job, prompt: int) -> list[TextLogprobs]:
-        """Return the logprobs of a prompt, which come with one of its choices."""
-        held = [self._bulks[choice.index].prompt_rows for choice in job.groups[prompt]]
-        return next(filter(None, held), [])
 
     def _with_ending(
         self, shown: dict[str, Any], choice: Choice, num_calls: int = 0

@@ -9,7 +9,7 @@ import grpc
 import orjson
 
 from api_gateway.clients import TextClients
-from common.errors import Internal, ServiceError, Unavailable, from_detail
+from common.errors import Internal, InvalidRequest, ServiceError, Unavailable, from_detail
 from protos.common_pb2 import Query, QueryAnswer
 from protos.tokenizer_pb2 import AskReply, ConvertReply, ConvertRequest
 
@@ -34,6 +34,14 @@ class TextCalls:
         if reply.HasField("error"):
             raise from_detail(reply.error)
         return reply
+
+    async def convert_prompt(self, request: ConvertRequest) -> ConvertReply:
+        """The same of a request's `prompt`, which an error then names."""
+        try:
+            return await self.convert(request)
+        except InvalidRequest as error:
+            message = error.message.replace("tokens", "prompt", 1)
+            raise InvalidRequest(message, param="prompt", code=error.code) from error
 
     async def ask(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return what each engine answers, by engine; those that fail are left out.

@@ -128,4 +128,5 @@ class Watch:
             elif vigil.deadline_s is not None and now >= vigil.deadline_s + DEADLINE_GRACE_S:
                 vigil.job.mailbox.ring(DEADLINE)
             elif now - vigil.sent_s >= self._keep_alive_s:
+                vigil.sent_s = now  # in vain for replies in one piece, and not at every tick
                 vigil.job.mailbox.ring(IDLE)

@@ -14,6 +14,8 @@ from common.errors import PortTaken
 
 log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_MERGED_BYTES = 8 * 2**20
+"""No more requests are put into a message that has so much."""
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -40,6 +40,8 @@ class ExplainQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str = ""
     cache_salt: str = ""
     request_id: str = ""
+    prompt_logprobs: int | None = None
+    n_keep: int | None = None
 
 
 class CacheQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,10 +101,13 @@ def _explain(scheduler: Scheduler, question: ExplainQuestion, now: float) -> dic
         priority=question.priority,
         tenant=question.tenant,
         cache_salt=salt,
+        prompt_logprobs=question.prompt_logprobs,
+        n_keep=question.n_keep,
     )
     prompt = array("I", question.token_ids).tobytes()
     add = Add(0, 0, question.request_id, prompt, limits, b"")
-    return {"replicas": [scheduler.inspection.explain(add, now)]}
+    is_cut = question.max_tokens is None or question.n_keep is not None
+    return {"replicas": [scheduler.inspection.explain(add, now, must_fit=not is_cut)]}
 
 
 def _cache_statistics(scheduler: Scheduler, question: CacheQuestion, now: float) -> dict[str, Any]:

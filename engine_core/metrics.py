@@ -50,8 +50,8 @@ class PhaseTimes:
         ]
 
     def observe(self, replica: Replica, row: Finished) -> None:
-        """Count one end; requests that never ran have no phases."""
-        if row.num_output_tokens == 0:
+        """Count one end; requests that computed nothing have no phases."""
+        if row.prefill_s == 0:
             return
         label = str(replica.number)
         seconds = (row.queue_s, row.prefill_s, row.decode_s)

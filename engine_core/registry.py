@@ -222,10 +222,13 @@ class Registry:
     async def _spawn(self, number: int, address: str) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, replica=number, front_address=address)
         log.info("replica starts", extra={"replica": number})
-        argument = msgspec.json.encode(config).decode()
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine_core.scheduler_process", argument
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine_core.scheduler_process", stdin=asyncio.subprocess.PIPE
         )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(config))  # an argument has 128 KiB at most
+        process.stdin.write_eof()
+        return process
 
     def _report(self, replica: Replica, message: ToFront) -> None:
         replica.heard_at = self._fleet.clock()

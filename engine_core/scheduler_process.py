@@ -55,9 +55,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     log_level: str = "info"
 
 
-def main(argument: str) -> int:
+def main(told: bytes) -> int:
     """Serve until the front says Shutdown or SIGTERM comes (0), or the workers are lost (1)."""
-    config = msgspec.json.decode(argument, type=SchedulerConfig)
+    config = msgspec.json.decode(told, type=SchedulerConfig)
     die_with_parent(config.parent_pid)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
@@ -150,4 +150,4 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.stdin.buffer.read()))

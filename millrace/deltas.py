@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from api_gateway.answers import CallReader, whole_calls
+from api_gateway.answers import CallReader, Said, whole_calls
 from api_gateway.bulks import Bulks
 from api_gateway.replies import stop_reason
 from api_gateway.structure import blamed, grammar_field
@@ -57,13 +57,13 @@ class Deltas:
 
     def _output(self, piece: Piece) -> CompletionOutput:
         params = self._params
-        content, calls = self._calls[piece.choice].read(piece.text, piece.finish is not None)
+        said = Said(parts=self._calls[piece.choice].read(piece.text, piece.finish is not None))
         traces = self._bulks[piece.choice].take_traces()
         return CompletionOutput(
             index=piece.choice,
-            text=content,
+            text=said.content,
             reasoning=piece.reasoning if self._asked.show_reasoning else "",
-            tool_calls=calls,
+            tool_calls=said.calls,
             token_ids=list(piece.token_ids),
             logprobs=_logprobs(piece.logprobs) if params.logprobs is not None else None,
             sampler_trace=traces if params.return_sampler_trace else None,

@@ -142,7 +142,8 @@ def samplers_violation(names: Sequence[str], acting: Collection[str] = ()) -> st
     if unknown := [name for name in names if name not in STAGES]:
         return f"samplers must be among {', '.join(STAGES)}; got {unknown[0][:64]!r}"
     if len(set(names)) < len(names):
-        return f"samplers names {max(names, key=list(names).count)} more than once"
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        return f"samplers names {twice} more than once"
     for stage, fields in STAGES.items():
         lost = [field for field in fields if field in acting]
         if names and stage not in names and lost:

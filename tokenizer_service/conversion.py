@@ -39,4 +39,5 @@ async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) 
     else:
         raise InvalidRequest("there is nothing to convert", param="prompt")
     if request.with_pieces:
-        reply.pieces.extend(model.token(token_id)[1] for token_id in unpack(reply.token_ids))
+        ids = unpack(reply.token_ids)
+        reply.pieces.extend(await asyncio.to_thread(lambda: [model.token(i)[1] for i in ids]))

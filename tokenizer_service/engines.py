@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
@@ -31,17 +32,18 @@ the engine, whose words wait to be read."""
 
 
 class GrpcEngine:
-    """One open stream (an `EngineLink`): what the pipeline asks is joined into one message."""
+    """One open stream (an `EngineLink`): what the pipeline asks is joined into few messages."""
 
     def __init__(self, name: str, session: int) -> None:
         self.name = name
         self.state: EngineState | None = None
         self._session = session
-        self._pending = EngineRequest(session=session)
+        self._adds: deque[GenerateRequest] = deque()
+        self._pending = EngineRequest(session=session)  # all else
         self._has_pending = asyncio.Event()
 
     def add(self, request: GenerateRequest) -> None:
-        self._pending.adds.append(request)
+        self._adds.append(request)
         self._has_pending.set()
 
     def abort(self, slot: int) -> None:
@@ -71,13 +73,25 @@ class GrpcEngine:
         self._has_pending.set()
 
     async def write_to(self, call: Any) -> None:
-        """Send what is asked, all of it at once, until the stream ends."""
+        """Send what is asked, as much of it at once as may be, until the stream ends."""
         with suppress(asyncio.InvalidStateError, grpc.RpcError):  # the reader sees the end too
             while True:
                 await self._has_pending.wait()
-                self._has_pending.clear()
-                message, self._pending = self._pending, EngineRequest(session=self._session)
-                await call.write(message)
+                await call.write(self._next_message())
+
+    def _next_message(self) -> EngineRequest:
+        """Return the next adds; with the last of them all else, which speaks of what was added."""
+        adds: list[GenerateRequest] = []
+        size = 0
+        while self._adds and size < rpc.MAX_MERGED_BYTES:
+            size += self._adds[0].ByteSize()
+            adds.append(self._adds.popleft())
+        if self._adds:
+            return EngineRequest(session=self._session, adds=adds)
+        self._has_pending.clear()
+        message, self._pending = self._pending, EngineRequest(session=self._session)
+        message.adds.extend(adds)
+        return message
 
 
 class EngineConnection:

@@ -13,8 +13,23 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from common.errors import InvalidRequest
+
 MARKS = range(0x20000, 0x2A6D6)
 """Rare ideographs: without case, and printable, so that neither filters nor repr change them."""
+
+
+def unused(characters: range, text: str) -> str:
+    """Return one of `characters` that is not in `text`; raise InvalidRequest if all are."""
+    present = set(text)
+    for char in map(chr, characters):
+        if char not in present:
+            return char
+    raise InvalidRequest(
+        f"the messages contain every character of U+{characters[0]:X} to U+{characters[-1]:X}: "
+        "none is left to mark places with",
+        param="messages",
+    )
 
 
 class GuardedText:
@@ -30,8 +45,7 @@ class GuardedText:
     @cached_property
     def _mark(self) -> str:
         """A character that the input does not contain."""
-        present = set(self._raw())
-        return next(char for char in map(chr, MARKS) if char not in present)
+        return unused(MARKS, self._raw())
 
     @property
     def used(self) -> bool:

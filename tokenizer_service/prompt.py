@@ -18,13 +18,14 @@ from protos.json_fields import dumps, loads
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
-from tokenizer_service.guarded_text import GuardedText
+from tokenizer_service.guarded_text import GuardedText, unused
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
 T = TypeVar("T")
+PRIVATE_USE = range(0xE000, 0xF900)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class PromptBuilder:
         """Give templates tool arguments as objects; those that want strings get strings."""
         assert self._template is not None
         prompt = not (chat.no_generation_prompt or chat.continue_final_message)
-        mark = unused_mark(messages) if chat.continue_final_message else ""
+        is_open = chat.continue_final_message
+        mark = unused(PRIVATE_USE, dumps(messages).decode()) if is_open else ""
         if mark:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
@@ -223,12 +225,6 @@ def with_parsed_call(call: Any) -> Any:
     if not isinstance(arguments, dict):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def unused_mark(messages: Any) -> str:
-    """Return a character of the basic private-use area that stands in no message."""
-    present = set(dumps(messages).decode())
-    return next(char for char in map(chr, range(0xE000, 0xF900)) if char not in present)
 
 
 def cut_at(text: str, mark: str) -> str:

@@ -20,11 +20,14 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from common.errors import Internal
+from common.settings import inherited
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct("<I")
 MEMORY_BYTES = 512 * 2**20
 START_TIMEOUT_S = 30.0
+KEPT = ("TZ", "LD_LIBRARY_PATH")
+"""What a child is told of our environment: templates tell the time."""
 STARTS = 2
 """A child that is killed while it starts is no fault of the request that waits for it."""
 
@@ -115,7 +118,10 @@ class Sandbox:
             *("-m", self._module, str(int(self._timeout_s) + 1)),
             stdin=PIPE,
             stdout=PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))},
+            env={
+                "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path])),
+                **{name: value for name, value in inherited({}).items() if name in KEPT},
+            },
         )
         async with asyncio.timeout(START_TIMEOUT_S):
             await exchange(self._process, self._setup)

@@ -39,5 +39,5 @@ class Completions:
                 texts.append(prompt)
                 continue
             asked = ConvertRequest(model=model, token_ids=pack(prompt), keep_special_tokens=True)
-            texts.append((await self._calls.convert(asked)).text)
+            texts.append((await self._calls.convert_prompt(asked)).text)
         return tuple(texts)

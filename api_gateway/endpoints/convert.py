@@ -22,7 +22,6 @@ from api_gateway.text_calls import TextCalls
 from api_gateway.tools import check_tools
 from api_gateway.translate import Order, chat_input, order_chat
 from api_gateway.validation import check_chat, check_completion
-from common.errors import InvalidRequest
 from protos import limits
 from protos.columns import pack
 from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
@@ -110,11 +109,7 @@ class Convert:
                     asked.text = prompt
                 else:
                     asked.token_ids = pack(prompt)
-                try:
-                    replies.append(await self._calls.convert(asked))
-                except InvalidRequest as error:
-                    message = error.message.replace("tokens", "prompt", 1)
-                    raise InvalidRequest(message, param="prompt", code=error.code) from error
+                replies.append(await self._calls.convert_prompt(asked))
                 if not replies[-1].token_ids:
                     raise refuse("the prompt is empty", "prompt")
             await self._reply_count(call, replies)

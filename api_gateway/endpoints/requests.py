@@ -103,6 +103,8 @@ def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
         "n": limits.n,
         # one that draws nothing is asked about as if it drew one
         "max_tokens": max(limits.max_tokens, 1) if limits.HasField("max_tokens") else None,
+        "prompt_logprobs": limits.prompt_logprobs if limits.HasField("prompt_logprobs") else None,
+        "n_keep": limits.n_keep if limits.HasField("n_keep") else None,
         "token_ids": token_ids,
     }
 

@@ -17,6 +17,8 @@ from api_gateway.parsers.calls import (
 from api_gateway.parsers.grammar import quoted, rules
 
 OPEN, CLOSE, NEWLINE = "<tool_call>", "</tool_call>", "\n"
+MAX_GIVEN_UP = 16
+"""Each call that was begun and not ended has all text behind it read once more."""
 
 
 class Hermes:
@@ -56,9 +58,13 @@ class HermesParser:
 
     def end(self) -> list[Delta]:
         deltas = self.feed(self._missing_tag())
-        while self._call is not None and not self._call.is_shown:
+        for _ in range(MAX_GIVEN_UP):
+            if self._call is None or self._call.is_shown:
+                break
             self._give_up(deltas)
             deltas += self.feed(self._missing_tag())
+        else:
+            self._call = None  # the rest is text
         is_gap = self._is_after_call and not self._text.strip(SPACE)
         if self._call is None and self._text and not is_gap:
             deltas.append(self._text)

@@ -66,8 +66,14 @@ class Gathering:
             turn = self._assistant(is_new=False)
             turn.tool_calls = [*(turn.tool_calls or []), ToolCall(id=item.call_id, function=call)]
         else:
-            thoughts = thoughts_of(item, param)
-            self._assistant(is_new=self._has_spoken()).reasoning_content = thoughts
+            self._think(thoughts_of(item, param))
+
+    def _think(self, thoughts: str) -> None:
+        """Add to the turn's thoughts; an item without any, as of a hidden chain, says nothing."""
+        if thoughts:
+            turn = self._assistant(is_new=self._has_spoken())
+            before = [turn.reasoning_content] if turn.reasoning_content else []
+            turn.reasoning_content = "\n".join([*before, thoughts])
 
     def _has_spoken(self) -> bool:
         turn = self._turn

@@ -143,18 +143,20 @@ class Output:
 
     def take(self, said: Said, logprobs: Sequence[Shown]) -> bytes:
         """Take what was said; return the events."""
-        told, calls = b"", list(said.calls)
+        told, parts = b"", list(said.parts)
         self._logprobs += logprobs
-        if calls and "id" not in calls[0]:  # of the call that is open
-            told += self._call(calls.pop(0))
+        first = parts[0] if parts else ""
+        if isinstance(first, dict) and "id" not in first:  # of the call that is open
+            told += self._call(first)
+            parts.pop(0)
         if said.thoughts:
             if not isinstance(self._open, Thoughts):
                 told += self._begin(Thoughts(self._place("rs")))
             assert isinstance(self._open, Thoughts)
             told += self._open.add(said.thoughts)
-        if said.content:
-            told += self._speak(said.content)
-        return told + b"".join(map(self._call, calls))
+        for part in parts:
+            told += self._speak(part) if isinstance(part, str) else self._call(part)
+        return told
 
     def end(self, status: str) -> bytes:
         """Close what is open; a response without items says nothing in a message."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_core.scheduling.bounds import Bounds
-from engine_core.scheduling.limits import Facts, admit, room
+from engine_core.scheduling.limits import Facts, admit, check_fit, room
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.request import Refused
 from engine_core.scheduling.roster import Roster
@@ -113,12 +113,17 @@ class Inspection:
             age_s=now - row.request.arrival,
         )
 
-    def explain(self, add: Add, now: float) -> Explanation:
-        """Return how `add` would fare; nothing is entered."""
+    def explain(self, add: Add, now: float, must_fit: bool) -> Explanation:
+        """Return how `add` would fare; nothing is entered.
+
+        `must_fit`: the text tier would refuse it where its max_tokens do not fit behind the prompt.
+        """
         layout, roster = self._roster.layout, self._roster
         try:
             own = self._bounds.of(add.limits.tenant)
             request = admit(add, self._facts, own, now)
+            if must_fit:
+                check_fit(request, self._facts)
             row = Sequence(0, request, 0, room(self._facts, own))
         except Refused as refused:
             why = refused.problem

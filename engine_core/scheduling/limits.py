@@ -103,6 +103,14 @@ def _invalid(message: str, param: str, code: str = "") -> Problem:
     return Problem("InvalidRequest", message, param, code)
 
 
+def check_fit(request: Request, facts: Facts) -> None:
+    """Raise Refused when max_tokens do not fit behind the prompt."""
+    left = facts.max_model_len - len(request.prompt)
+    if request.limits.max_tokens > left:
+        message = f"max_tokens is {request.limits.max_tokens}: at most {left} are left"
+        raise Refused(_invalid(message, "max_tokens", "context_length_exceeded"))
+
+
 def _wrong_numbers(add: Add, facts: Facts) -> Iterator[Problem]:
     limits = add.limits
     yield from _wrong_kind(limits, facts)

@@ -5,6 +5,7 @@ Moves sequences through the roster; knows no results, events or messages but the
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from engine_core.scheduling.bounds import Bounds
@@ -12,6 +13,7 @@ from engine_core.scheduling.draft import Draft
 from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn, standing
 from engine_core.scheduling.fetching import Fetching
 from engine_core.scheduling.policy import (
+    Place,
     choose_blocks,
     choose_seat,
     choose_victim,
@@ -143,7 +145,7 @@ class Planner:
     def _preempt_for_fairness(self, now: float) -> None:
         """Let a row of the tenant most over its share make way for whose turn it is, one a step."""
         running = self._roster.running
-        candidate = self._next_waiting(set(), [], now)
+        candidate = self._next_waiting({}, [], now)
         if candidate is None or not may_join(candidate, running):
             return
         victim: Sequence | None = None
@@ -207,7 +209,7 @@ class Planner:
 
     def _catch_up(self, draft: Draft, now: float) -> None:
         """Spend what is left of the budget on known tokens, of running rows and of new ones."""
-        prefills, passed = draft.prefills, set[int]()
+        prefills, passed = draft.prefills, dict[Place, int]()
         may_start = not draft.has_preempted  # who just made room must not take it back
         while draft.budget:
             may_start = may_start and self._has_seat()
@@ -235,21 +237,25 @@ class Planner:
         return len(roster.running) + len(roster.fetching) < self._bounds.max_num_seqs
 
     def _next_waiting(
-        self, passed: set[int], prefills: list[Sequence], now: float
+        self, passed: dict[Place, int], prefills: list[Sequence], now: float
     ) -> Sequence | None:
         """Return whose turn it is, of `prefills` and those who wait and may start; None = nobody.
 
-        Rows that may not start now are added to `passed`.
+        Rows that may not start now are `passed`; of a tenant at its limits all at once, because to
+        look at each would make its flood a cost of everybody's steps.
         """
         while True:
             rows = [*prefills, *self._roster.waiting.heads(passed)]
             sequence = first_in_turn(rows, self._deficits, now)
             if sequence is None or sequence.status is Status.RUNNING:
                 return sequence
-            if not (self._is_at_limit(sequence) or self._would_repeat(sequence)):
-                if not self._is_coming(sequence):
-                    return sequence
-            passed.add(sequence.seq_id)
+            place = self._roster.waiting.place(sequence)
+            if self._is_at_limit(sequence):
+                passed[place] = sys.maxsize
+            elif self._would_repeat(sequence) or self._is_coming(sequence):
+                passed[place] = passed.get(place, 0) + 1
+            else:
+                return sequence
 
     def _is_at_limit(self, sequence: Sequence) -> bool:
         """Return whether the tenant's own limits keep `sequence` waiting."""

@@ -7,7 +7,7 @@ of another, so one always gets on.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from engine_core.scheduling.fairness import blocks, heaviest
@@ -107,13 +107,17 @@ class Ordered:
         del self._rows[index]
 
 
+Place = tuple[int, str]
+"""A priority and a tenant."""
+
+
 class Queues:
     """Waiting sequences, each tenant's of one priority in a queue of its own."""
 
     __slots__ = ("_num", "_queues")
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, str], Ordered] = {}
+        self._queues: dict[Place, Ordered] = {}
         self._num = 0
 
     def __len__(self) -> int:
@@ -123,23 +127,27 @@ class Queues:
         return (row for queue in self._queues.values() for row in queue)
 
     def add(self, sequence: Sequence) -> None:
-        place = (sequence.order[0], sequence.tenant)
-        self._queues.setdefault(place, Ordered()).add(sequence)
+        self._queues.setdefault(self.place(sequence), Ordered()).add(sequence)
         self._num += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take out `sequence`, which must be in."""
-        place = (sequence.order[0], sequence.tenant)
+        place = self.place(sequence)
         queue = self._queues[place]
         queue.remove(sequence)
         self._num -= 1
         if not queue:
             del self._queues[place]
 
-    def heads(self, passed: Container[int]) -> list[Sequence]:
-        """Return the first of every queue, not counting the seq_ids in `passed`."""
-        firsts = (
-            next((row for row in queue if row.seq_id not in passed), None)
-            for queue in self._queues.values()
-        )
-        return [row for row in firsts if row is not None]
+    @staticmethod
+    def place(sequence: Sequence) -> Place:
+        """Return which queue is that of `sequence`."""
+        return sequence.order[0], sequence.tenant
+
+    def heads(self, passed: Mapping[Place, int]) -> list[Sequence]:
+        """Return the first of every queue behind the `passed` of it."""
+        return [
+            queue[first]
+            for place, queue in self._queues.items()
+            if (first := passed.get(place, 0)) < len(queue)
+        ]

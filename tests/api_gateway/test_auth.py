@@ -124,3 +124,24 @@ async def test_no_file_lets_everybody_in_as_the_default_tenant(
 ) -> None:
     assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
     assert fake.streams[0].requests_seen[1].limits.tenant == "default"
+
+
+def test_a_file_that_could_not_be_read_is_read_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    keys = KeyFile(file, clock=lambda: now[0])
+    file.write_text(f"{digest('sk-c')} team-c\n")
+    os.utime(file, (1, 1))
+
+    def no_descriptor(_: Path) -> str:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", no_descriptor)
+        now[0] += 2
+        assert keys.tenant_of(bearer("sk-a")) == "team-a"
+    now[0] += 2
+    with pytest.raises(Unauthorized):
+        keys.tenant_of(bearer("sk-a"))
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"

@@ -11,6 +11,7 @@ import pytest
 from api_gateway import clients
 from api_gateway.__main__ import Gateway
 from protos.common_pb2 import LENGTH, Timings
+from protos.tokenizer_pb2 import TextBatch
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, events, text_of
 from tests.support.fake_tokenizer import FakeTokenizer, Stream, column, echo
@@ -170,3 +171,21 @@ async def test_a_request_waits_for_a_tokenizer_that_is_about_to_come(free_addres
         fake = await FakeTokenizer(echo()).start(int(free_address.rpartition(":")[2]))
         assert (await asked).status_code == 200
         await fake.stop()
+
+
+async def test_one_loss_is_one_attempt_however_many_choices_miss_it(fake: FakeTokenizer) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion(n=4)))
+        slots = []
+        for _ in range(4):
+            stream, slot = await fake.arrivals.get()
+            slots.append(slot)
+        fake.script = echo(WORDS)
+        none, first = column(0, 0, 0, 0), column(1, 1, 1, 1)
+        stream.say(TextBatch(
+            slots=column(*slots), text_offsets=none, texts=["late"] * 4, counts=first,
+            token_offsets=first, token_ids=column(5, 6, 7, 8),
+        ))  # fmt: skip
+        reply = await asked
+    assert [choice["text"] for choice in reply.json()["choices"]] == [WORDS] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -12,9 +13,11 @@ import openai
 import pytest
 
 from api_gateway.__main__ import Gateway
-from api_gateway.answers import Said
+from api_gateway.answers import CallReader, Said
+from api_gateway.parsers.calls import Offer
 from api_gateway.responses.objects import Head
 from api_gateway.responses.output import INCOMPLETE, Events, Output
+from api_gateway.tools import FORMATS, ToolPlan
 from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running, serving
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
@@ -130,12 +133,23 @@ def test_a_call_goes_on_before_what_follows_it() -> None:
     """What is left of its arguments may come together with text behind it."""
     output = Output(Head("r", 0, MODEL, {}), Events())
     begun = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}
-    output.take(Said(calls=[begun]), [])
-    output.take(Said(content="more", calls=[{"index": 0, "function": {"arguments": ": 1}"}}]), [])
+    output.take(Said(parts=[begun]), [])
+    output.take(Said("hm", [{"index": 0, "function": {"arguments": ": 1}"}}, "more"]), [])
     output.end(INCOMPLETE)
-    call, message = output.items
+    call, _, message = output.items
     assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
     assert (message["content"][0]["text"], message["status"]) == ("more", "incomplete")
+
+
+@pytest.mark.parametrize("cuts", [(), (57,), (3, 20, 60)])
+def test_items_stand_in_the_order_of_the_text(cuts: tuple[int, ...]) -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\nDone.'
+    plan = ToolPlan(FORMATS["hermes"], Offer(frozenset({"f"})), "", False)
+    reader, output = CallReader(plan, "r", 0), Output(Head("r", 0, MODEL, {}), Events())
+    for start, stop in pairwise((0, *cuts, len(text))):
+        output.take(Said(parts=reader.read(text[start:stop], stop == len(text))), [])
+    output.end("completed")
+    assert [item["type"] for item in output.items] == ["function_call", "message"]
 
 
 async def test_thoughts_come_first(fake: FakeTokenizer) -> None:
@@ -174,6 +188,8 @@ async def test_a_conversation_comes_back_as_it_was_said(
         {"role": "user", "content": "Weather?"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed",
          "content": [{"type": "reasoning_text", "text": "look it up"}], "encrypted_content": None},
+        {"type": "reasoning", "id": "rs_2",
+         "summary": [{"type": "summary_text", "text": "or not"}]},
         {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
          "content": [{"type": "output_text", "text": "I ask.", "annotations": [], "logprobs": []}]},
         {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "now", "arguments": "{}"},
@@ -183,6 +199,7 @@ async def test_a_conversation_comes_back_as_it_was_said(
          "output": [{"type": "input_text", "text": "one"}]},
         {"role": "assistant", "content": "Noon."},
         {"role": "assistant", "content": "Or one."},
+        {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "hidden"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"},
                                      {"type": "input_text", "text": "b"}]},
     ]  # fmt: skip
@@ -199,7 +216,7 @@ async def test_a_conversation_comes_back_as_it_was_said(
                 {"id": "c1", "type": "function", "function": function},
                 {"id": "c2", "type": "function", "function": function},
             ],
-            "reasoning_content": "look it up",
+            "reasoning_content": "look it up\nor not",
         },
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "tool", "content": "one", "tool_call_id": "c2"},

@@ -59,7 +59,7 @@ def test_how_a_request_stands(scheduler: Scheduler) -> None:
 
 def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    (idle,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100)["replicas"]
+    (idle,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=50)["replicas"]
     assert idle == {
         "num_prompt_tokens": 9, "max_total_tokens": 32, "num_cached_tokens": 0,
         "num_blocks_needed": 3, "num_blocks_free": 8, "queue_place": 1, "num_waiting": 0,
@@ -72,6 +72,13 @@ def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     assert (busy["num_cached_tokens"], busy["num_blocks_needed"]) == (8, 1)
     assert (busy["queue_place"], busy["num_waiting"], busy["num_running"]) == (2, 1, 1)
     assert busy["estimated_start_s"] is None
+    told = {"token_ids": prompt, "tenant": "a", "prompt_logprobs": 1}
+    (told_all,) = ask(scheduler, "explain", **told)["replicas"]
+    assert told_all["num_cached_tokens"] == 0, "who tells of a prompt's tokens computes them"
+    (long,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100)["replicas"]
+    assert long["refused"]["code"] == "context_length_exceeded"
+    (kept,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100, n_keep=1)["replicas"]
+    assert kept["refused"] is None, "it goes on beyond the context"
     scheduler.abort(1, 2, 10.0)
     scheduler.add(add(2, [9] * 9, tenant="a"), 10.0)
     scheduler.abort(1, 2, 13.0)

@@ -59,3 +59,9 @@ def test_a_field_whose_stage_is_not_in_the_chain_is_refused() -> None:
     assert limits.samplers_violation(["penalties"], ["presence_penalty"]) is None
     why = limits.samplers_violation(["top_k"], ["top_k", "presence_penalty"]) or ""
     assert why.startswith("presence_penalty does not act") and "penalties" in why
+
+
+def test_a_long_chain_is_refused_by_its_first_repetition() -> None:
+    """Of a body's 4 MiB there is room for half a million names: none is counted."""
+    why = limits.samplers_violation(["top_p", *["top_k"] * 500_000])
+    assert why == "samplers names top_k more than once"

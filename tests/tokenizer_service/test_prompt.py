@@ -20,10 +20,10 @@ from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_lib
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.formats import knows_null
-from tokenizer_service.guarded_text import GuardedText
+from tokenizer_service.guarded_text import MARKS, GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
-from tokenizer_service.prompt import PromptBuilder
+from tokenizer_service.prompt import PRIVATE_USE, PromptBuilder
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
@@ -281,6 +281,16 @@ async def test_refusals(
     with pytest.raises(InvalidRequest, match=words) as caught:
         await builder(executor).build(request_)
     assert caught.value.param == param
+
+
+async def test_text_that_leaves_no_mark_is_refused(executor: ThreadPoolExecutor) -> None:
+    """Places are marked by characters that do not occur; a text may have them all."""
+    ideographs = "".join(map(chr, MARKS)) + "<|im_end|>"
+    private = [{"role": "assistant", "content": "".join(map(chr, PRIVATE_USE))}]
+    for request in (chat(user(ideographs)), chat(private, continue_final_message=True)):
+        with pytest.raises(InvalidRequest, match="every character of") as caught:
+            await builder(executor).build(request)
+        assert caught.value.param == "messages"
 
 
 async def test_folders_without_template_or_tokenizer_say_so(executor: ThreadPoolExecutor) -> None:

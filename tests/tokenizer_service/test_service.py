@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from common import rpc
 from protos.common_pb2 import EngineState, FinishReason, Limits, Query
-from protos.engine_pb2 import Bulk
+from protos.engine_pb2 import Bulk, EngineRequest, GenerateRequest
 from protos.tokenizer_pb2 import (
     CancelRequest,
     ChatInput,
@@ -28,7 +28,7 @@ from protos.tokenizer_pb2 import (
 )
 from protos.tokenizer_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
 from tests.support.fake_engine import FakeEngine, finish, ids_of, ready_state, token_batch
-from tokenizer_service.engines import EngineConnections
+from tokenizer_service.engines import EngineConnections, GrpcEngine
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.service import MAX_PENDING_BATCHES, Outbox, TokenizerService
@@ -363,3 +363,26 @@ async def test_text_work_and_questions(tiny_folder: Path, engine: FakeEngine) ->
         answers = {a.engine: a.answer for a in reply.answers}
         assert answers["fake"].body_json == b'{"hits": 1}' and answers["fake"].query_id == 4
         assert answers[f"127.0.0.1:{gone.port}"].error.kind == "Unavailable"
+
+
+async def test_what_waits_for_an_engine_goes_out_in_messages_that_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All requests of a lost engine come at once, and a message has a largest size."""
+    monkeypatch.setattr(rpc, "MAX_MERGED_BYTES", 1000)
+    link, sent = GrpcEngine("e", 7), asyncio.Queue[EngineRequest]()
+
+    class Call:
+        async def write(self, message: EngineRequest) -> None:
+            sent.put_nowait(message)
+
+    for slot in range(9):
+        link.add(GenerateRequest(slot=slot, prompt_token_ids=bytes(400)))
+    link.abort(8)
+    writer = asyncio.create_task(link.write_to(Call()))
+    messages = [await sent.get() for _ in range(3)]
+    assert [[add.slot for add in m.adds] for m in messages] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [list(m.aborts) for m in messages] == [[], [], [8]], "not before what it speaks of"
+    link.pause(3)
+    assert list((await sent.get()).pauses) == [3]
+    writer.cancel()

@@ -10,6 +10,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +27,9 @@ def lease_folder() -> Path:
     if os.access(SHARED, os.W_OK):
         return SHARED
     folder = Path(tempfile.gettempdir(), "millrace-gpus")
-    folder.mkdir(mode=0o777, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o1777)  # mkdir's own mode would be cut by the umask
     return folder
 
 
@@ -36,7 +39,7 @@ def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
     The lease lasts as long as the open file. Raises NoDeviceFree.
     """
     for place, uuid in enumerate(uuids):
-        lease = (folder / f"{uuid}.lease").open("ab")
+        lease = _opened(folder / f"{uuid}.lease")
         try:
             fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -44,3 +47,11 @@ def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
             continue
         return place, lease
     raise NoDeviceFree(f"all {len(uuids)} GPUs of this machine have a worker")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file that may be another user's, whom reading is all that one is allowed."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return path.open("ab")

@@ -162,3 +162,10 @@ def test_text_waits_from_the_first_possible_prefix_of_the_tag() -> None:
     assert parser.feed("<tool_") == []
     assert parser.feed("x") == [" \n<tool_x"]
     assert parser.feed(" <") == [] and parser.end() == [" <"]
+
+
+def test_only_so_many_calls_that_never_end_are_given_up() -> None:
+    """Each reads the whole rest again: what a model repeats without end is text."""
+    text = "<tool_call>{" * 20_000
+    assert read(HERMES, [text + W_TEXT], Offer(NAMES)) == (text + W_TEXT, [])
+    assert read(HERMES, ["<tool_call>{" * 10 + W_TEXT], Offer(NAMES)) == ("<tool_call>{" * 10, [W])

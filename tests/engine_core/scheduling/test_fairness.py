@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.fairness import Deficits
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
@@ -137,3 +137,25 @@ def test_credit_and_debt_are_bounded_and_forgotten() -> None:
     deficits.share_out(["b"])
     deficits.share_out(["a", "b"])
     assert deficits.of("a") == 100, "who was away begins like a newcomer"
+
+
+def test_a_queue_at_its_limit_is_passed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at each of its rows would make a flood a cost of every step."""
+    bounds = Bounds(SEATS, BUDGET, 1000, tenants={"flood": TenantLimits(seqs=1)})
+    scheduler = Scheduler(
+        num_blocks=900, block_size=BLOCK_SIZE, vocab_size=1000, max_model_len=1024,
+        bounds=bounds, prefix_key=b"m",
+    )  # fmt: skip
+    prompt = array("I", [5] * 20).tobytes()
+    for slot in range(500):
+        tenant = "flood" if slot < 499 else "calm"
+        limits = Limits(max_tokens=9, tenant=tenant)
+        scheduler.add(Add(1, slot, str(slot), prompt, limits, b""), 0.0)
+    looked: list[str] = []
+    of = Bounds.of
+    monkeypatch.setattr(
+        Bounds, "of", lambda self, tenant: looked.append(tenant) or of(self, tenant)
+    )
+    plan = scheduler.schedule(0.0)
+    assert plan is not None and [start.seq_id for start in plan.starts] == [1, 500]
+    assert len(looked) < 20

@@ -194,7 +194,9 @@ def test_dry_is_its_definition(seed: int) -> None:
 
 def test_dry_of_one_endless_repetition_stays_finite() -> None:
     history = History(np.full(5000, 7, np.int32), np.zeros(0, np.int32))
-    got = Dry(100.0, 1.75, 2, None, Breakers(()))(Candidates(np.arange(9), np.zeros(9)), history).logits
+    got = Dry(100.0, 1.75, 2, None, Breakers(()))(
+        Candidates(np.arange(9), np.zeros(9)), history
+    ).logits
     assert np.isfinite(got).all() and got[7] < -1e30
 
 
