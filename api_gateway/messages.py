@@ -81,19 +81,23 @@ def check_calls(message: Message, param: str) -> None:
         raise refuse(f"{param}.tool_call_id is only for tools", f"{param}.tool_call_id")
 
 
+TEXTS = ("text", "refusal")
+"""Kinds of parts, each with its text in a field of that name; a refusal is an assistant's."""
+
+
 def part_text(part: dict[str, Any], param: str) -> str:
     """Return the text of a content part; anything but text is refused by its name."""
     kind = part.get("type")
     if not isinstance(kind, str):
         raise refuse(f"{param}.type is required", f"{param}.type", "missing_field")
-    if kind != "text":
+    if kind not in TEXTS:
         raise refuse(
             f"content parts of type {kind[:40]!r} are not supported: this server reads text",
             f"{param}.{kind[:40]}",
             "unsupported_content",
         )
-    for name in part.keys() - {"type", "text"}:
+    for name in part.keys() - {"type", kind}:
         raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
-    if not isinstance(part.get("text"), str):
-        raise refuse(f"{param}.text must be a string", f"{param}.text", "invalid_type")
-    return str(part["text"])
+    if not isinstance(part.get(kind), str):
+        raise refuse(f"{param}.{kind} must be a string", f"{param}.{kind}", "invalid_type")
+    return str(part[kind])

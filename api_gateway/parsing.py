@@ -41,6 +41,9 @@ def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
         if not is_lenient:
             raise unknown_field(name, name)
         del raw[name]
+    for name, value in raw.items():
+        if isinstance(value, float) and value.is_integer():  # JSON's 5.0 is an integer
+            raw[name] = int(value)
     try:
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:

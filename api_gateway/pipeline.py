@@ -132,7 +132,8 @@ def in_own_words(error: ServiceError, order: Order) -> ServiceError:
     given = INPUT_FIELDS[order.kind]
     own = {"max_tokens": order.length_field, "prompt": given, "messages": given}
     if error.param not in own:
-        return blamed(error, order.grammar_field)
+        grammar = order.requests[0].text.grammar.text
+        return blamed(error, order.grammar_field, order.tools, grammar)
     message = error.message.replace("max_tokens", order.length_field)
     return type(error)(message, param=own[error.param], code=error.code)
 

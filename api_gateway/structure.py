@@ -10,7 +10,7 @@ from typing import Any
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
 from api_gateway.parsers.grammar import ANY_OBJECT, forced
-from api_gateway.parsers.json_schema import binding, closed, inexact
+from api_gateway.parsers.json_schema import beyond_64_bits, binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import ToolPlan
 from common.errors import ServiceError
@@ -19,6 +19,7 @@ from protos.common_pb2 import Grammar
 from protos.json_fields import dumps, loads
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LINE = re.compile(r"\bat (\d+)\(\d+\): ")
 STRUCTURED, RESPONSE = "structured_outputs", "response_format"
 
 
@@ -58,22 +59,40 @@ def check_numbers(schema: Any, param: str) -> None:
     if (value := inexact(schema)) is not None:
         why = "has too many digits to be kept exactly; give it as a string"
         raise refuse(f"{param}: {str(value)[:40]} {why}", param)
+    if (bound := beyond_64_bits(schema)) is not None:
+        raise refuse(f"{param}: no integers of 64 bits lie beyond {str(bound)[:40]}", param)
 
 
-def grammar_field(structured_outputs: object, plan: ToolPlan | None) -> str:
-    """Return the field that a grammar which is none has come from."""
-    if structured_outputs is not None:
-        return STRUCTURED
-    return RESPONSE if plan is None else "tools"
+def grammar_field(structured_outputs: object) -> str:
+    """Return the field that a grammar which is none has come from, beside tools."""
+    return RESPONSE if structured_outputs is None else STRUCTURED
 
 
-def blamed(error: ServiceError, field: str) -> ServiceError:
-    """Return the error, a grammar's with the client's own `field`: the tiers below see one kind of
-    grammar for several fields, and those of tools were never written by the client."""
-    if error.code in ("invalid_grammar", "grammar_limit"):
+def blamed(error: ServiceError, field: str, plan: ToolPlan | None, grammar: str) -> ServiceError:
+    """Return the error, a grammar's with the client's own words for its place.
+
+    The tiers below see one kind of grammar for several fields: `field`, and the tools of `plan`. Of
+    those and a schema the client wrote neither the rules nor the lines.
+    """
+    if error.code not in ("invalid_grammar", "grammar_limit"):
+        return error
+    if plan is None:
         message = error.message.replace(f"{error.param}:", f"{field}:", 1)
         return type(error)(message, param=field, code=error.code)
-    return error
+    rule, why, lines = "", error.message.removeprefix(f"{error.param}: "), grammar.splitlines()
+    at = LINE.search(why)
+    if at is not None and int(at[1]) <= len(lines):
+        rule, why = lines[int(at[1]) - 1].partition(":")[0], why[at.end() :]
+    if rule == "answer":
+        return type(error)(f"{field}: {first_line(why)}", param=field, code=error.code)
+    number = rule.removeprefix("arguments_")
+    where = f"{plan.names[int(number)]}: " if number.isdigit() else ""
+    return type(error)(f"tools: {where}{first_line(why)}", param="tools", code=error.code)
+
+
+def first_line(text: str) -> str:
+    """Return what says why; llguidance then shows the grammar."""
+    return text.partition("\n")[0]
 
 
 def lark(text: str, param: str) -> Grammar:

@@ -32,6 +32,8 @@ class ToolPlan:
     calls_grammar: str
     """Rules in Lark that stand for the calls."""
     is_forced: bool
+    names: tuple[str, ...] = ()
+    """Of the functions, in the order of the rules."""
 
     def parser(self) -> ToolParser:
         return self.format.parser(self.offer)
@@ -80,13 +82,14 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
             )
         tool_format = FORCED_ANYWHERE
     is_single = isinstance(choice, NamedTool) or body.parallel_tool_calls is False
-    names = frozenset(tool.function.name for tool in wanted)
+    names = tuple(tool.function.name for tool in wanted)
     functions = [msgspec.to_builtins(tool.function) for tool in wanted]
     return ToolPlan(
         format=tool_format,
-        offer=Offer(names, max_calls=1 if is_single else None, is_eager=is_forced),
+        offer=Offer(frozenset(names), max_calls=1 if is_single else None, is_eager=is_forced),
         calls_grammar=tool_format.grammar(functions, is_single, info.tag_tokens),
         is_forced=is_forced,
+        names=names,
     )
 
 

@@ -217,7 +217,7 @@ def order(
         show_progress=bool(body.return_progress),
         show_trace=bool(body.return_sampler_trace),
         tools=tools,
-        grammar_field=grammar_field(body.structured_outputs, tools),
+        grammar_field=grammar_field(body.structured_outputs),
         length_field=length_field(body),
         echoes=echoes,
     )

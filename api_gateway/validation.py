@@ -51,8 +51,8 @@ def check_fields(body: Fields) -> None:
     for name in BOUNDED:
         if not (name == "max_tokens" and draws_nothing):
             check_bound(name, getattr(body, name))
-    if body.top_k != -1:
-        check_bound("top_k", body.top_k)
+    if body.top_k not in (None, -1) and (why := limits.violation("top_k", body.top_k)):
+        raise refuse(why.replace("be between", "be -1 or between", 1), "top_k")
     if body.min_tokens and body.max_tokens is not None and body.min_tokens > body.max_tokens:
         raise refuse(
             f"min_tokens {body.min_tokens} is more than max_tokens {body.max_tokens}", "min_tokens"

@@ -35,10 +35,11 @@ class Deltas:
 
     def read(self, piece: Piece) -> RequestOutput:
         """Return what `piece` adds; raise the ServiceError it ends with."""
-        finish, bulks = piece.finish, self._bulks[piece.choice]
+        asked, finish, bulks = self._asked, piece.finish, self._bulks[piece.choice]
         if finish is not None and finish.reason in (common_pb2.ERROR, common_pb2.IGNORED):
-            field = grammar_field(self._params.structured_outputs, self._asked.tools)
-            raise blamed(from_detail(finish.error), field)
+            field = grammar_field(self._params.structured_outputs)
+            grammar = asked.request.text.grammar.text
+            raise blamed(from_detail(finish.error), field, asked.tools, grammar)
         for bulk in piece.bulks:
             bulks.add(bulk)
         self._num_open -= finish is not None

@@ -83,41 +83,61 @@ class TableDetokenizer:
 class WindowDetokenizer:
     """Decodes the last settled tokens with and without the new ones; the difference is new text."""
 
-    __slots__ = ("_decode", "_ids", "_known", "_sent", "_shown")
+    __slots__ = ("_decode", "_ids", "_known", "_sent", "_settled", "_shown", "_whole")
 
     def __init__(
         self,
         decode: Callable[[list[int]], str],
         shown: Container[int],
         before: Sequence[int] = (),
+        whole: Sequence[int] = (),
     ) -> None:
-        """`shown`: ids that have a text at all. `before`: settled tokens that stand in front."""
+        """`shown`: ids that have a text at all. `before`: settled tokens that stand in front.
+
+        `whole`: a token with a text of its own, which no bytes behind it can change.
+        """
         self._decode = decode
         self._shown = shown
         self._ids = list(before)
+        self._whole = list(whole)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let all of the window be context."""
         self._known = len(self._ids)
-        """How many of `_ids` are settled context."""
-        self._sent = len(decode(self._ids)) if self._ids else 0
-        """Characters of the window's text that were returned."""
+        self._settled = self._decode(self._ids) if self._ids else ""
+        self._sent = 0
+        """Characters behind the context that were returned."""
+
+    def _text(self) -> str:
+        """Return the text behind the context.
+
+        The library makes each byte of a run U+FFFD that is not all UTF-8, those of a settled
+        character too: then the new ones are decoded without it.
+        """
+        text = self._decode(self._ids)
+        if text.startswith(self._settled):
+            return text[len(self._settled) :]
+        text = self._decode(self._whole + self._ids[self._known :])
+        return text[len(self._decode(self._whole)) :]
 
     def step(self, token_id: int) -> str:
         if token_id not in self._shown:
             return ""  # alone in the window it would make the next token the first of a text
         self._ids.append(token_id)
-        text = self._decode(self._ids)
+        text = self._text()
         sure = len(text.rstrip("\ufffd"))
         if sure == len(text) or len(self._ids) - self._known > MAX_UNSETTLED_TOKENS:
             new = text[self._sent :]
             del self._ids[: self._known]
-            self._known = len(self._ids)
-            self._sent = len(self._decode(self._ids))
+            self._settle()
             return new
         new = text[self._sent : sure]
         self._sent = max(self._sent, sure)
         return new
 
     def flush(self) -> str:
-        return self._decode(self._ids)[self._sent :]
+        return self._text()[self._sent :]
 
 
 class NoText:

@@ -120,7 +120,8 @@ class Opening:
                 reason=STOPPED, num_output_tokens=stream.num_tokens, stop_string=stream.matched
             )
         last = choice.token_ids[-1]
-        if last in self._model.completion.stop_token_ids(ticket.request):
+        is_enough = num_tokens > ticket.limits.min_tokens or ticket.limits.has_grammar
+        if is_enough and last in self._model.completion.stop_token_ids(ticket.request):
             shown = self._model.completion.shown_stop_id(ticket.request, last)
             return Finish(reason=STOPPED, num_output_tokens=num_tokens, stop_token_id=shown)
         if num_tokens >= ticket.limits.max_tokens:

@@ -34,8 +34,11 @@ class StopScan:
         """End of the text so far that may become a stop string."""
         self.matched: str | None = None
 
-    def feed(self, piece: str) -> str:
-        """Return the text that is settled by `piece`; nothing may be fed after a match."""
+    def feed(self, piece: str, may_end: bool = True) -> str:
+        """Return the text that is settled by `piece`; nothing may be fed after a match.
+
+        A stop string that is whole within a piece which may not end the text is passed over.
+        """
         stops, state = self._stops, self._state
         if not state and stops.first_chars.isdisjoint(piece):
             return piece
@@ -43,7 +46,7 @@ class StopScan:
         text = self.held + piece
         for at, char in enumerate(piece, len(self.held) + 1):
             state = automaton.next(state, char)
-            if size := automaton.found[state]:
+            if (size := automaton.found[state]) and may_end:
                 self.matched, self.held = text[at - size : at], ""
                 return text[: at if stops.include else at - size]
         self._state = state

@@ -67,9 +67,9 @@ class TextStream:
         if token_id in self._silent_ids:
             return ""
         text = self._detokenizer.step(token_id)
-        if self._scan is None or not text or self.num_tokens <= self._min_tokens:
+        if self._scan is None or not text:
             return text
-        return self._scan.feed(text)
+        return self._scan.feed(text, self.num_tokens > self._min_tokens)
 
     def flush(self) -> str:
         """Return what was held back, at the end of the stream; empty after a stop string."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, pre_tokenizers
@@ -109,10 +111,15 @@ class Tokenizer:
         if self._table is not None:
             return self._table.detokenizer(keep_special)
         shown = self._known_ids if keep_special else self._unskipped_ids
-        context = [
-            token_id for token_id in before if token_id in shown and self._is_whole(token_id)
-        ]
-        return WindowDetokenizer(self._decoded, shown, context[-1:])
+        ends = [token_id for token_id in before if token_id in shown]
+        whole = [token_id for token_id in ends if self._is_whole(token_id)]
+        context = whole[-1:] or (self._some_whole if ends else [])
+        return WindowDetokenizer(self._decoded, shown, context, self._some_whole)
+
+    @cached_property
+    def _some_whole(self) -> list[int]:
+        """One token with a text of its own, to stand before others; none where there is none."""
+        return list(islice(filter(self._is_whole, sorted(self._unskipped_ids)), 1))
 
     def _is_whole(self, token_id: int) -> bool:
         """Whether a token has a text of its own: any such makes the next one no first of a text."""

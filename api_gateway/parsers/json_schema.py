@@ -168,6 +168,17 @@ def inexact(schema: Any) -> int | None:
     return None
 
 
+def beyond_64_bits(schema: Any) -> float | None:
+    """Return a bound that leaves no integer of 64 bits, which llguidance would not keep to."""
+    for part in subschemas(schema):
+        for key in LOWER + UPPER if part.get("type") == "integer" else ():
+            value = part.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if value >= 2**63 if key in LOWER else value < -(2**63):
+                    return value
+    return None
+
+
 def integers(value: Any) -> Iterator[int]:
     """Yield all integers in a JSON value."""
     if isinstance(value, int):

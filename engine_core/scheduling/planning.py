@@ -193,6 +193,8 @@ class Planner:
 
     def _grow(self, sequence: Sequence, growth: int) -> SequenceStep:
         """Return a step of one token in a new page: only what is new crosses the wire."""
+        if self._bounds.of(sequence.tenant).blocks:
+            growth = 1  # so many were counted
         count = growth
         if growth > 1:
             most = self._layout.blocks_for(sequence.max_total) - len(sequence.block_ids)

@@ -154,7 +154,8 @@ class Sequence:
         self.num_dropped = num_dropped
         self.first_output = self.num_prompt - num_dropped  # where output 0 stands, or stood
         self.num_prompt_left = max(self.first_output, num_kept)
-        self.min_total = self.first_output + limits.min_tokens
+        # a grammar that is complete outranks min_tokens: until then the sampler forbids its end
+        self.min_total = self.first_output + (0 if limits.has_grammar else limits.min_tokens)
         last = self.first_output + self.max_new
         self.max_total = min(last, self.max_context)
         self.may_shift = limits.n_keep is not None and last > self.max_context

@@ -167,7 +167,7 @@ call: call_0 | call_1
 call_0: "<tool_call>" "\\n" "{\\"name\\": \\"get_weather\\", \\"arguments\\": " arguments_0 "}" "\\n" "</tool_call>"
 arguments_0: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false}
 call_1: "<tool_call>" "\\n" "{\\"name\\": \\"now\\", \\"arguments\\": " arguments_1 "}" "\\n" "</tool_call>"
-arguments_1: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object"}
+arguments_1: %json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}, "type": "object", "properties": {}, "additionalProperties": false}
 """  # noqa: E501
 
 
@@ -360,3 +360,22 @@ async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
     reply = await client.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
     error = reply.json()["error"]
     assert (error["param"], error["message"]) == ("tools", "tools: no")
+
+
+@pytest.mark.parametrize(("line", "blamed"), [(2, "response_format"), (6, "tools"), (8, "tools")])
+async def test_of_a_joined_grammar_the_schema_that_is_wrong_is_named(
+    client: httpx.AsyncClient, fake: FakeTokenizer, line: int, blamed: str
+) -> None:
+    """The client wrote neither the rules nor the lines, which llguidance shows behind its words."""
+
+    def refuse(stream: Stream, slot: int) -> None:
+        why = f'structured_outputs: at {line}(9): Unimplemented keys: ["not"]\n 1 | start: calls'
+        said = {"message": why, "param": "structured_outputs"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", code="invalid_grammar", **said)
+
+    fake.script = refuse
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    error = (await client.post(URL, json=chat(tools=TOOLS, response_format=form))).json()["error"]
+    name = {6: "get_weather: ", 8: "now: "}.get(line, "")
+    assert error["message"] == f'{blamed}: {name}Unimplemented keys: ["not"]'
+    assert error["param"] == blamed

@@ -146,7 +146,21 @@ async def test_an_answer_is_read_behind_its_prompt(tmp_path: Path) -> None:
 
 
 def test_what_follows_no_text_is_the_begin_of_one() -> None:
-    assert decode_all(Tokenizer(SPACED).detokenizer(False, [6, 3]), [1]) == (["world"], "")
+    assert decode_all(Tokenizer(SPACED).detokenizer(False, [6]), [1]) == (["world"], "")
+
+
+@pytest.mark.parametrize("before", [[3], [6, 3, 4, 5]])
+def test_a_prompt_that_ends_in_bytes_alone_is_text(before: list[int]) -> None:
+    assert decode_all(Tokenizer(SPACED).detokenizer(False, before), [1]) == ([" world"], "")
+
+
+@pytest.mark.parametrize("ids", [[3, 4, 5, 3], [3, 4, 5, 3, 2], [2, 3], [0, 3, 4, 5, 3, 4, 1]])
+def test_a_cut_character_leaves_the_settled_ones_alone(ids: list[int]) -> None:
+    """The library makes a whole run of bytes U+FFFD, also those of a character before."""
+    deltas, rest = decode_all(Tokenizer(SPACED).detokenizer(keep_special=False), ids)
+    pieces = [b"Hello", b" world", b"!", b"\xe4", b"\xbd", b"\xa0"]
+    whole = b"".join(pieces[token_id] for token_id in ids).decode(errors="replace")
+    assert ("".join(deltas) + rest).replace("\ufffd\ufffd", "\ufffd") == whole
 
 
 def test_pieces_of_other_decoders_are_exact_bytes() -> None:

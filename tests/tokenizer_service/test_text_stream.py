@@ -95,3 +95,15 @@ def test_a_resumed_stream_repeats_nothing(text: str, cut: int, chunk: int) -> No
         delivered += after.push(raw[at : at + chunk])
     assert delivered + after.flush() == text
     assert after.text_bytes == len(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "shown"), [(0, "f"), (3, "f"), (4, "foobar"), (5, "foobar")]
+)
+def test_a_stop_string_counts_where_its_end_lies_behind_min_tokens(
+    min_tokens: int, shown: str
+) -> None:
+    """Wherever it begins: the fourth token ends "oob"."""
+    text = stream(("oob",), min_tokens=min_tokens)
+    assert text.push(ids("foobar")) + text.flush() == shown
+    assert (text.matched is not None) == (shown == "f")

@@ -162,11 +162,12 @@ class Xtc:
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         if coin(history.key) > self.probability:
             return candidates
-        weights = np.exp(candidates.logits - candidates.logits.max())
+        left = candidates.possible()  # a threshold of 0 would count forbidden ones as likely
+        weights = np.exp(left.logits - left.logits.max())
         likely = np.flatnonzero(weights >= self.threshold * weights.sum())
         if len(likely) < 2:
             return candidates
         falling = likely[np.argsort(-weights[likely], kind="stable")]
         stays = np.ones(len(weights), bool)
         stays[falling[:-1]] = False
-        return candidates.keep(stays)
+        return left.keep(stays)

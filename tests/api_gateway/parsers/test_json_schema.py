@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from api_gateway.parsers.json_schema import FORMATS, binding, closed
+from api_gateway.parsers.json_schema import FORMATS, beyond_64_bits, binding, closed
 
 
 def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
@@ -135,3 +136,17 @@ def test_an_excluded_whole_number_beside_a_near_bound_is_kept_out(
     assert not accepts(schema, f"{whole:.1f}")
     assert accepts(schema, str((whole + near) / 2))
     assert accepts(schema, str(near))
+
+
+@pytest.mark.parametrize(
+    ("schema", "bound"),
+    [
+        ({"type": "integer", "minimum": 1e29, "maximum": 1e30}, 1e29),
+        ({"type": "integer", "exclusiveMaximum": -1e20}, -1e20),
+        ({"properties": {"a": {"type": "integer", "minimum": 2**63}}}, 2**63),
+        ({"type": "integer", "minimum": -1e30, "maximum": 1e30}, None),
+        ({"type": "number", "minimum": 1e29}, None),
+    ],
+)
+def test_a_range_beyond_64_bits_is_found(schema: dict[str, Any], bound: float | None) -> None:
+    assert beyond_64_bits(schema) == bound

@@ -159,3 +159,31 @@ def test_a_queue_at_its_limit_is_passed_at_once(monkeypatch: pytest.MonkeyPatch)
     plan = scheduler.schedule(0.0)
     assert plan is not None and [start.seq_id for start in plan.starts] == [1, 500]
     assert len(looked) < 20
+
+
+@pytest.mark.parametrize(("layout", "block_size", "most"), [("slot", 1, 192), ("block", 16, 12)])
+def test_rows_beside_each_other_never_hold_more_than_their_tenant_may(
+    layout: str, block_size: int, most: int
+) -> None:
+    mill = Mill(1)
+    mill.scheduler = scheduler = Scheduler(
+        num_blocks=4096 // block_size, block_size=block_size, vocab_size=100, max_model_len=400,
+        bounds=Bounds(8, 256, 100, tenants={"a": TenantLimits(blocks=most)}), prefix_key=b"m",
+        layout=layout,
+    )  # fmt: skip
+    for slot in range(4):
+        prompt = array("I", [slot + 1] * 40).tobytes()
+        scheduler.add(Add(1, slot, "r", prompt, Limits(100, tenant="a"), b""), 0.0)
+    held: dict[int, int] = {}
+    most_held = 0
+    while (plan := scheduler.schedule(0.0)) is not None:
+        for seq_id in plan.finished:
+            held.pop(seq_id, None)
+        for start in plan.starts:
+            held[start.seq_id] = len(start.block_ids)
+        for step in plan.steps:
+            held[step.seq_id] += len(step.new_block_ids)
+        if len(held) > 1:
+            most_held = max(most_held, sum(held.values()))
+        scheduler.apply(mill.answer(plan), 0.0)
+    assert most // 2 < most_held <= most

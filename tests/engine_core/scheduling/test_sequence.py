@@ -13,8 +13,8 @@ from protos.worker import Limits
 CUT_OFF = ("ABORTED", "DEADLINE", "STOPPED")
 
 
-def sequence() -> Sequence:
-    limits = Limits(4, min_tokens=1)
+def sequence(has_grammar: bool = False) -> Sequence:
+    limits = Limits(4, min_tokens=1, has_grammar=has_grammar)
     request = Request(1, 2, "r", array("I", [1, 2]), (), limits, frozenset([9]), b"", 0, 5.0, None)
     return Sequence(1, request, 0, Room(100, 100))
 
@@ -57,3 +57,12 @@ def test_phases() -> None:
     assert row.phases(8.0) == (2.0, 1.0, 0.0)
     row.first_token_at, row.last_token_at = 10.0, 14.0
     assert row.phases(99.0) == (2.0, 3.0, 4.0)
+
+
+def test_a_complete_grammar_ends_before_min_tokens() -> None:
+    """Until it is complete the sampler forbids its end: one that is drawn is all there can be."""
+    row = sequence(has_grammar=True)
+    row.tokens[-1] = 9
+    assert row.ending() is FinishReason.UNFINISHED, "that is the prompt's"
+    row.tokens.append(9)
+    assert row.ending() is FinishReason.STOPPED

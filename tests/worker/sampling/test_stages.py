@@ -297,3 +297,11 @@ def test_a_nucleus_bears_large_logits_at_the_lowest_temperature() -> None:
     for step in range(8):  # the penalty multiplies it by 100
         logits[7] = 401.3 - step
         assert Sampler(640).sample(logits[np.newaxis], [one])[0].fault == ""
+
+
+def test_xtc_keeps_to_what_is_possible() -> None:
+    """At a threshold of 0 a forbidden token would be the least likely of the likely ones."""
+    one = row((1,), 4, temperature=1.0, xtc={"probability": 1.0, "threshold": 0.0})
+    logits = np.array([3.0, -np.inf, 2.0, 1.0], np.float32)
+    history = one.history._replace(key=Sampler.key(one))
+    assert Sampler(4).survivors(logits, one.draw, history, 3.0).ids.tolist() == [3]
