@@ -141,7 +141,7 @@ RULES: dict[str, dict[str, Schema]] = {
     "logit_bias": {
         "object": {
             "maxProperties": limits.MAX_LOGIT_BIASES,
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
     },

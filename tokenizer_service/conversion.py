@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from common.errors import InvalidRequest, ServiceError
+from common.errors import InvalidRequest, PayloadTooLarge, ServiceError
+from common.rpc import MAX_MESSAGE_BYTES
 from protos.columns import unpack
 from protos.common_pb2 import ErrorDetail
 from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
 from tokenizer_service.text_model import TextModel
+
+
+MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
+"""Of an answer: a larger one would not pass."""
 
 
 async def convert(model: TextModel, request: ConvertRequest, max_model_len: int) -> ConvertReply:
@@ -18,7 +23,8 @@ async def convert(model: TextModel, request: ConvertRequest, max_model_len: int)
         model.completion.check_model(request.model)
         await _fill(model, request, reply)
     except ServiceError as error:
-        reply.error.CopyFrom(ErrorDetail(**error.fields()))
+        detail = ErrorDetail(**error.fields())
+        return ConvertReply(max_model_len=max_model_len, error=detail)
     return reply
 
 
@@ -41,3 +47,7 @@ async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) 
     if request.with_pieces:
         ids = unpack(reply.token_ids)
         reply.pieces.extend(await asyncio.to_thread(lambda: [model.token(i)[1] for i in ids]))
+    if reply.ByteSize() > MOST_BYTES:
+        raise PayloadTooLarge(
+            f"the text has more than {MOST_BYTES} bytes; send fewer tokens", param="tokens"
+        )

@@ -12,6 +12,7 @@ from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
 from tests.support.fake_engine import column, ids_of
 from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build
+from tokenizer_service import conversion
 
 
 async def converted(build: Build, **fields: Any) -> ConvertReply:
@@ -76,3 +77,12 @@ async def test_without_a_tokenizer_there_is_no_text(build: Build, tmp_path: Path
     for given in ({"text": "a"}, {"token_ids": column([1])}):
         reply = await stage.pipeline.convert(ConvertRequest(**({"model": "tiny"} | given)))
         assert reply.error.code == "no_tokenizer"
+
+
+async def test_an_answer_that_would_not_pass_is_an_error(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "MOST_BYTES", 1000)
+    reply = await converted(build, token_ids=column(b"a" * 400))
+    assert (reply.error.kind, reply.error.param, reply.text) == ("PayloadTooLarge", "tokens", "")
+    assert len((await converted(build, token_ids=column(b"a" * 90))).text) == 90
