@@ -10,6 +10,9 @@ PYTHON ?= python3
 GPU_PYTHON ?= python3
 N ?= 20000
 JOBS ?= 2
+MILLRACE = $(PY) -m millrace.cli
+# A path of its own before sys.path's end: else a folder named millrace, as of a clone, hides the package.
+EDITABLE = --config-settings editable_mode=compat
 # Tests of one file share what it sets up, and so a process.
 SIDE_BY_SIDE = $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile
 
@@ -25,25 +28,26 @@ MOVED := $(shell test $(VENV) != .venv || test ! -s .venv/.stamp-run || test "$$
 
 $(VENV)/.stamp-run: pyproject.toml constraints.txt
 	@test -z "$(MOVED)" || rm -rf .venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millrace needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) …"
-	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt $(EDITABLE) -e '.[all]'
 	@echo '$(CURDIR)' > $@
 
 $(VENV)/.stamp: $(VENV)/.stamp-run
-	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt $(EDITABLE) -e '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.stamp ## make the virtual environment in .venv, with the development tools
 
 up: $(VENV)/.stamp-run ## start the stack on this machine: MODEL=dir DEVICE=cpu|cuda PORT=8000 DETACH=1 ARGS="…"
-	@$(VENV)/bin/millrace up --port $(PORT) --device $(DEVICE) $(if $(MODEL),--model "$(MODEL)") $(if $(DETACH),--detach) $(ARGS)
+	@$(MILLRACE) up --port $(PORT) --device $(DEVICE) $(if $(MODEL),--model "$(MODEL)") $(if $(DETACH),--detach) $(ARGS)
 
 down: ## stop what `make up DETACH=1` started
-	@test ! -x $(VENV)/bin/millrace || $(VENV)/bin/millrace down
+	@test ! -x $(PY) || $(MILLRACE) down
 
-logs: ## follow the logs of the stack
-	@$(VENV)/bin/millrace logs -f
+logs: $(VENV)/.stamp-run ## follow the logs of the stack
+	@$(MILLRACE) logs -f
 
 test: $(VENV)/.stamp ## run the whole CPU suite in JOBS=2 processes (under five minutes on two cores)
 	$(SIDE_BY_SIDE) $(ARGS)
@@ -130,5 +134,5 @@ docs-settings: $(VENV)/.stamp ## rewrite the settings table of the README from t
 size: ## lines of Python that run in production
 	@git ls-files 'common/*.py' 'api_gateway/*.py' 'tokenizer_service/*.py' 'engine_core/*.py' 'worker/*.py' 'millrace/*.py' 'protos/*.py' | grep -v _pb2 | xargs cat | wc -l
 
-clean: ## remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+clean: down ## stop the stack, remove the virtual environments and caches
+	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis worker/kernels/packaged.*

@@ -159,6 +159,10 @@ def _check_kinds(model: object, options: ModelOptions) -> None:
     for name in ("threads", "max_model_len"):
         if type(value := options.get(name, 0)) is not int:
             raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
+    for name in ("kv_cache_memory", "host_kv_memory"):
+        if type(value := options.get(name, 0)) not in (int, str):
+            why = f"{name} must be bytes as a whole number, or text as in 4GiB, got {value!r}"
+            raise InvalidRequest(why, param=name)
 
 
 def _load(folder: Path, options: ModelOptions) -> LoadedModel:

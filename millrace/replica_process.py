@@ -28,7 +28,7 @@ for them."""
 
 def from_the_root(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the files that the caller's environment names, for processes in another folder."""
-    is_path = re.compile("MILLRACE_(CONFIG|.*_FILE)").fullmatch
+    is_path = re.compile("MILLRACE_(CONFIG|ENGINE_TENANT_LIMITS|.*_FILE)").fullmatch
     return {k: os.path.abspath(path) for k, path in environment.items() if path and is_path(k)}
 
 

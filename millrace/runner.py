@@ -41,6 +41,8 @@ class Plan:
     url: str
     model: str
     ready_timeout_s: float
+    is_public: bool = False
+    """Whether others than this machine can reach `url`'s port."""
 
 
 class Runner:

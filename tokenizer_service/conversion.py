@@ -11,7 +11,6 @@ from protos.common_pb2 import ErrorDetail
 from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
 from tokenizer_service.text_model import TextModel
 
-
 MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
 """Of an answer: a larger one would not pass."""
 

@@ -85,7 +85,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         max_new_tokens=generation.size("max_new_tokens", 0) or None,
         token_texts=token_texts(path, tokenizer),
         templates=chat_templates(path, tokenizer),
-        added_tokens=added_tokens(tokenizer),
+        added_tokens=added_tokens(path, tokenizer),
         tokenizer_class=tokenizer.text("tokenizer_class"),
         pooling=pooling(path),
     )
@@ -158,14 +158,31 @@ def sampling_defaults(generation: Fields) -> dict[str, float]:
     return found
 
 
-def added_tokens(tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
-    """Return the tokens beside the vocabulary by id."""
+def added_tokens(path: Path, tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
+    """Return the tokens beside the vocabulary by id, which older folders keep in a file."""
     place = tokenizer.inside("added_tokens_decoder")
-    found = {} if place is None else {name: place.get(name) for name in place.names()}
+    if place is None:
+        return older_added_tokens(path)
+    found = {name: place.get(name) for name in place.names()}
     for name, token in found.items():
         if not name.isdecimal() or not token_text(token) or not isinstance(token, dict):
             raise tokenizer.error(f"added_tokens_decoder.{name}", token, "an id with its content")
     return {int(name): token for name, token in found.items()}
+
+
+def older_added_tokens(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the tokens of added_tokens.json; special_tokens_map.json names the special ones."""
+    place = read_object(path / "added_tokens.json", may_lack=True)
+    named = read_object(path / "special_tokens_map.json", may_lack=True)
+    special = {token_text(named.get(name)) for name in named.names()}
+    special |= {token_text(one) for one in named.get("additional_special_tokens") or ()}
+    found: dict[int, Mapping[str, Any]] = {}
+    for text in place.names():
+        number = place.get(text)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise place.error(text, number, "a token's id")
+        found[number] = {"content": text, "special": text in special}
+    return found
 
 
 def chat_templates(path: Path, tokenizer: Fields) -> dict[str, str]:

@@ -39,7 +39,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
-from worker.weights import FolderWeights, is_bare
+from worker.weights import FolderWeights, is_bare, stored_dtype
 
 MAX_UBATCH_TOKENS = 2048
 MAX_ROWS = 512
@@ -337,6 +337,8 @@ def fingerprint_folder(folder: Path) -> str:
 def _config(folder: Path) -> ModelConfig:
     """Read config.json; an untied model without a head embeds, its table stands in for the head."""
     config = read_config(folder)
+    if not config.dtype:
+        config = replace(config, dtype=stored_dtype(folder))
     if config.tie_word_embeddings or not is_bare(folder):
         return config
     return replace(config, tie_word_embeddings=True, has_head=False)

@@ -51,6 +51,15 @@ class SafetensorsFile:
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float32, copy=False)
 
+    def check_dtype(self, name: str) -> str:
+        """Return the type of a tensor; raise ModelFolderError for one that cannot be read."""
+        if (dtype := self.tensors[name].dtype) not in ITEM_BYTES:
+            allowed = ", ".join(ITEM_BYTES)
+            raise ModelFolderError(
+                f"{self.path}: tensor {name} has dtype {dtype}, allowed: {allowed}"
+            )
+        return dtype
+
     def read_stored(self, name: str) -> np.ndarray[Any, Any]:
         """Return tensor `name` as float32, float16, or bfloat16 as uint16: a view into the file,
         or a copy where the file has it at an odd place."""
@@ -74,6 +83,8 @@ class SafetensorsFile:
 def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
     if len(prefix) < 8:
         raise ModelFolderError(f"{path}: {size} bytes are too few for a safetensors file")
+    if prefix == b"version ":
+        raise ModelFolderError(f"{path}: a pointer of Git LFS and no weights; run git lfs pull")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise ModelFolderError(
@@ -106,15 +117,13 @@ def _tensor(path: Path, name: str, entry: Any, first_byte: int, size: int) -> Te
         start, stop = (first_byte + int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelFolderError(f"{path}: tensor {name}: malformed entry {entry!r}") from error
-    if dtype not in ITEM_BYTES:
-        raise ModelFolderError(
-            f"{path}: tensor {name} has dtype {dtype}, allowed: {', '.join(ITEM_BYTES)}"
-        )
     if not first_byte <= start <= stop <= size:
         raise ModelFolderError(
             f"{path}: tensor {name} lies at bytes {start}..{stop} of a file of {size}: truncated"
         )
-    if min(shape, default=0) < 0 or math.prod(shape) * ITEM_BYTES[dtype] != stop - start:
+    size_known = ITEM_BYTES.get(dtype)  # others may stand beside what is read
+    is_full = size_known is None or math.prod(shape) * size_known == stop - start
+    if min(shape, default=0) < 0 or not is_full:
         raise ModelFolderError(
             f"{path}: tensor {name} {dtype} {list(shape)} does not fill its {stop - start} bytes"
         )

@@ -37,6 +37,7 @@ class FolderWeights:
         """`as_stored`: read float32, float16, and bfloat16 as uint16, all as they lie in the file;
         otherwise everything as float32."""
         self._folder = folder
+        self._expected = expected.keys()
         self._as_stored = as_stored
         self._homes = _named_in_full(_open(folder))
         found = self._homes.keys() - (set(ignored) - expected.keys())
@@ -49,6 +50,7 @@ class FolderWeights:
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         home = self._homes[name]
+        home.check_dtype(name)
         if (actual := home.tensors[name].shape) != shape:
             raise ModelFolderError(
                 f"{home.path}: tensor {name} has shape {list(actual)}, expected {list(shape)}"
@@ -63,8 +65,14 @@ class FolderWeights:
         """Return whether the folder has both tensors, and they are not the same."""
         if not {name, other} <= self._homes.keys():
             return False
-        left, right = (self._homes[one].read_stored(one) for one in (name, other))
-        if left.dtype != right.dtype or left.shape != right.shape:
+        homes = self._homes[name], self._homes[other]
+        types = [home.check_dtype(one) for home, one in zip(homes, (name, other), strict=True)]
+        as_float = types[0] != types[1]  # some exporters widen the one and not the other
+        left, right = (
+            home.read(one) if as_float else home.read_stored(one)
+            for home, one in zip(homes, (name, other), strict=True)
+        )
+        if left.shape != right.shape:
             return True
         strips = range(0, len(left), STRIP_ROWS)
         found = any(
@@ -77,6 +85,8 @@ class FolderWeights:
     def find_not_finite(self) -> str:
         """Return a tensor that holds what is no finite number, with its file; "" without one."""
         for name, home in sorted(self._homes.items()):
+            if name not in self._expected:
+                continue
             if not np.isfinite(home.read(name)).all():
                 return f"{home.path}: tensor {name}"
         return ""
@@ -100,6 +110,14 @@ class FolderWeights:
             digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
             digest.update(file.sample(name, SAMPLE_BYTES))
         return digest.hexdigest()[:16]
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return the type in which the folder holds its embedding, for configs that do not say."""
+    homes = _named_in_full(_open(folder))
+    home = homes.get("model.embed_tokens.weight")
+    stored = home.tensors["model.embed_tokens.weight"].dtype if home else ""
+    return {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
 
 
 def is_bare(folder: Path) -> bool:

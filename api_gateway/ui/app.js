@@ -119,19 +119,31 @@ async function answer() {
         if (!thoughts) line.before((thoughts = show("thoughts", "")));
         thoughts.textContent += thought;
       }
+      const log = $("log");
+      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
       text += content ?? "";
       line.textContent = text;
+      if (chunk.choices[0]?.finish_reason === "length") {
+        show("stats", "cut off: the limit of tokens, or the context, is reached");
+      }
       if (chunk.usage) show("stats", statsOf(chunk));
-      $("log").scrollTop = $("log").scrollHeight;
+      if (isAtEnd) log.scrollTop = log.scrollHeight; // who reads back is left there
     }
   } catch (error) {
     if (running !== own) return;
     if (error.name === "AbortError") show("stats", "stopped");
-    else show("message error", error.message);
+    else {
+      const isFull = error.message.includes("context length");
+      show("message error", error.message + (isFull ? " (New chat begins without what was said.)" : ""));
+    }
   } finally {
     if (running === own) {
       if (text) history.push({ role: "assistant", content: text });
-      else history.pop(); // a question without an answer is asked again, not repeated
+      else {
+        const asked = history.pop(); // a question without an answer is asked again, not repeated
+        if (!$("q").value) $("q").value = asked.content;
+        if (!thoughts) line.remove();
+      }
       running = null;
       $("send").disabled = false;
       $("stop").disabled = true;
@@ -144,8 +156,8 @@ function stop() {
   if (!running) return;
   const { id, abort } = running;
   fetch(`/v1/requests/${encodeURIComponent(id)}/cancel`, { method: "POST", headers: headers() })
-    .catch((error) => show("message error", error.message))
-    .finally(() => abort.abort());
+    .catch(() => {}); // the end of the connection, which follows, says the same
+  abort.abort();
 }
 
 function send() {

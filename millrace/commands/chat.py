@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     there = server(args)
     body = _options(args, there)
     history: list[dict[str, str]] = []
+    status = 0
     if sys.stdin.isatty():
         print(f"{body['model']} at {there.url}; {HELP}")
     while (line := _question()) not in (None, "/exit", "/quit"):
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
             history.clear()
         elif line:
             history.append({"role": "user", "content": line})
-            _answer(there, body, args.system, history)
-    return 0
+            status |= not _answer(there, body, args.system, history)
+    return 0 if sys.stdin.isatty() else status
 
 
 def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:
@@ -56,29 +57,37 @@ def _question() -> str | None:
 
 def _answer(
     there: Server, body: dict[str, Any], system: str | None, history: list[dict[str, str]]
-) -> None:
+) -> bool:
     """Stream one answer to the terminal and add it to `history`, as far as it came.
 
-    A question without an answer is taken back: who asks again asks once.
+    A question without an answer is taken back: who asks again asks once. Returns False on an error.
     """
     first = [{"role": "system", "content": system}] if system else []
     events = there.events("/v1/chat/completions", {**body, "messages": [*first, *history]})
-    speech, end = Speech(), ""
+    speech, end, failure = Speech(), "", ""
     try:
         for event in events:
             for choice in event["choices"]:
                 delta = choice["delta"]
                 thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
                 speech.add(thoughts, delta.get("content") or "")
+                if choice.get("finish_reason") == "length":
+                    end = " [cut off: the limit of tokens, or the context, is reached]"
     except KeyboardInterrupt:
         end = " [stopped]"
     except CommandError as error:
-        end = f"\n[{error}]"
+        failure = str(error)
+        if "context length" in failure:
+            failure += "; /clear forgets the conversation"
     finally:
         events.close()  # ends the connection, and with it the request
         speech.close()
-    print(end)
+    if failure and not sys.stdin.isatty():
+        print(failure, file=sys.stderr)
+    else:
+        print(f"\n[{failure}]" if failure else end)
     if speech.said:
         history.append({"role": "assistant", "content": speech.said})
     else:
         history.pop()
+    return not failure

@@ -179,6 +179,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         root=file.root,
         url=f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}",
         model=variables["SERVED_MODEL_NAME"],
+        is_public=not any(host.startswith("127.") for host, _ in published),
         ready_timeout_s=args.ready_timeout,
     )
 
@@ -294,6 +295,8 @@ def banner(plan: Plan, stop: str, key: str | None) -> str:
     note = f"\n    KEY is one whose sha256 stands in {key}\n" if key else ""
     if stop == "millrace down" and (HOME / "Makefile").exists():
         stop = f"{stop} (or: make down)"
+    if not key and plan.is_public:
+        note = "\n    !! no keys are asked: OPEN to all who reach this machine (README, Keys)\n"
     body = (
         f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     )

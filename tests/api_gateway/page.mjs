@@ -17,6 +17,7 @@ function element() {
       lines.splice(lines.indexOf(this), 0, line);
     },
     replaceChildren: () => lines.splice(0),
+    remove() { lines.splice(lines.indexOf(this), 1); },
     scrollIntoView() {}, focus() {},
   };
 }

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -185,6 +186,10 @@ def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     up = importlib.import_module(COMMANDS["up"][0])
     plan = Plan(replicas=[], root=tmp_path, url="http://here:1", model="m", ready_timeout_s=1)
     assert "OPENAI_API_KEY=none\n\n  Stop" in up.banner(plan, "Ctrl-C", key=None)
+    public = replace(plan, is_public=True)
+    assert "OPEN to all" in up.banner(public, "Ctrl-C", key=None)
+    for closed in (up.banner(plan, "Ctrl-C", None), up.banner(public, "Ctrl-C", "/my/keys")):
+        assert "OPEN to" not in closed
     asked = up.banner(plan, "Ctrl-C", key="/my/keys")
     assert "Stop it with millrace down (or: make down)." in up.banner(plan, "millrace down", None)
     assert '-H "Authorization: Bearer $KEY"' in asked and "OPENAI_API_KEY=$KEY" in asked

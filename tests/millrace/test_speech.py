@@ -91,8 +91,9 @@ def test_a_question_without_an_answer_is_taken_back(
     monkeypatch.setattr("sys.stdin", io.StringIO("One?\nOne?\n"))
     parser = argparse.ArgumentParser()
     chat.add_arguments(parser)
-    assert chat.run(parser.parse_args([])) == 0
-    assert "[no]" in capsys.readouterr().out
+    assert chat.run(parser.parse_args([])) == 1, "on a pipe a failure is one"
+    told = capsys.readouterr()
+    assert told.err == "no\n" and "no" not in told.out
     assert there.asked[1] == [{"role": "user", "content": "One?"}]
 
 

@@ -133,6 +133,26 @@ def test_an_added_token_with_the_wrong_id_is_refused(tmp_path: Path) -> None:
         load_tokenizer(read_model_folder(tmp_path))
 
 
+def test_older_folders_keep_added_tokens_in_a_file(tmp_path: Path) -> None:
+    model = json.loads(tiny_library().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    first = len(model["vocab"])
+    added = {"<|turn|>": first, "<seen>": first + 1}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    named = {"additional_special_tokens": ["<|turn|>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    assert tokenizer.encode("a<|turn|><seen>", add_special_tokens=False)[-8:] == pack(
+        [first, first + 1]
+    )
+    assert first in tokenizer.special_ids and first + 1 not in tokenizer.special_ids
+    (tmp_path / "added_tokens.json").write_text('{"<seen>": "x"}')
+    with pytest.raises(ModelFolderError, match="<seen>"):
+        read_model_folder(tmp_path)
+
+
 def test_columns_round_trip() -> None:
     assert list(unpack(pack([0, 1, 2**32 - 1]))) == [0, 1, 2**32 - 1]
     assert pack([1]) == b"\x01\0\0\0"

@@ -59,6 +59,11 @@ def header_too_long(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((10**9).to_bytes(8, "little") + b"{}")
 
 
+def pointer_of_lfs(folder: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+    (folder / "model.safetensors").write_text(text)
+
+
 def header_is_noise(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"\xff\xfe{}")
 
@@ -109,6 +114,7 @@ def unexpected_tensor(folder: Path) -> None:
         (empty, ["model.safetensors", "too few"]),
         (header_too_long, ["model.safetensors", "header", "100000000"]),
         (header_is_noise, ["model.safetensors", "JSON"]),
+        (pointer_of_lfs, ["model.safetensors", "git lfs pull"]),
         (wrong_shape, ["model.safetensors", NORM, "[4, 8]", "[32]"]),
         (size_does_not_fit_shape, ["model.safetensors", NORM, "128 bytes"]),
         (wrong_dtype, ["model.safetensors", NORM, "I64", "BF16"]),
@@ -241,6 +247,44 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
     rewrite(
         folder / "model.safetensors",
         lambda h: h.update({"lm_head.weight": h["model.embed_tokens.weight"]}),
+    )
+    load_model(folder)
+
+
+def test_a_head_that_was_widened_is_the_same_one(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", torch_dtype="bfloat16")
+    path = folder / "model.safetensors"
+    file = SafetensorsFile(path)
+    tensors = {name: file.read(name) for name in file.tensors}
+    widened = tensors["model.embed_tokens.weight"]
+    write_safetensors(folder / "head.safetensors", {"lm_head.weight": widened}, "F32")
+    homes = dict.fromkeys(tensors, path.name) | {"lm_head.weight": "head.safetensors"}
+    path.rename(folder / "all.safetensors")
+    homes = {name: home.replace("model.", "all.") for name, home in homes.items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": homes}))
+    load_model(folder)
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [("F32", "f32"), ("BF16", "bf16"), ("F16", "f16")])
+def test_a_config_that_does_not_say_goes_by_what_is_stored(
+    tmp_path: Path, stored: str, wanted: str
+) -> None:
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    folder = write_folder(tmp_path / "m", torch_dtype=names[stored])
+    config = json.loads((folder / "config.json").read_text())
+    told = load_model(folder).backend.fingerprint
+    for silent in ({k: v for k, v in config.items() if k != "torch_dtype"},
+                   config | {"torch_dtype": None}):  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(silent))
+        assert load_model(folder).backend.fingerprint == told
+
+
+@pytest.mark.parametrize("name", ["rotary_emb", "layers.0.self_attn.rotary_emb"])
+def test_tensors_that_say_nothing_new_may_have_any_type(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "m")
+    rewrite(
+        folder / "model.safetensors",
+        lambda h: h.update({f"model.{name}.inv_freq": {**h[NORM], "dtype": "F64", "shape": [16]}}),
     )
     load_model(folder)
 

@@ -34,7 +34,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes of a decoder-only transformer; `dtype` is the one its weights are stored in."""
+    """Sizes of a decoder-only transformer; `dtype` is that of its weights, "" if it is not told."""
 
     architecture: str
     vocab_size: int
@@ -119,8 +119,8 @@ def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: in
 
 def _dtype(fields: Fields) -> str:
     name = "dtype" if fields.get("dtype") else "torch_dtype"
-    value = fields.get(name) or "float32"
-    if value not in DTYPES:
+    value = fields.get(name) or ""
+    if value and value not in DTYPES:
         raise fields.error(name, value, ", ".join(DTYPES))
     return str(value)
 

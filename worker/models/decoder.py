@@ -83,6 +83,7 @@ def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
 def may_ignore(config: ModelConfig) -> set[str]:
     """Return tensors that some exporters write although they say nothing new."""
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
+    ignored.add("model.rotary_emb.inv_freq")
     return ignored | ({HEAD} if config.tie_word_embeddings else set())
 
 

@@ -31,6 +31,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert config.rope.inverse_frequencies == (1.0, 0.1, 0.01, 0.001)
     assert config.rope == read(tmp_path, remove="rope_theta").rope
     assert config.windows == (0, 0) and config.dtype == "float32"
+    assert read(tmp_path, remove="torch_dtype").dtype == ""
     assert read(tmp_path, remove="num_key_value_heads").num_kv_heads == 4
     assert read(tmp_path, head_dim=32).q_size == 128
     assert read(tmp_path, head_dim=None).head_dim == 8
