@@ -22,11 +22,11 @@ from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
 from common.rpc import channel, resolve
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
+from protos.limits import MAX_ATTEMPTS, attempts
 from protos.tokenizer_pb2 import CancelRequest, TextMessage
 from protos.tokenizer_pb2_grpc import TokenizerStub
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS = 3
 WAIT_TIMEOUT_S = 5.0
 """How long a new job waits for a tokenizer."""
 REPLAY_TIMEOUT_S = 60.0
@@ -202,7 +202,8 @@ class TextClients:
 
     def _replay(self, job: Job, choices: list[Choice]) -> None:
         """Run `choices` again from where they are, on whichever link there is."""
-        job.attempt += 1
+        most = max(choice.num_tokens - choice.num_at_send for choice in choices)
+        job.attempt, job.num_replays = attempts(job.attempt, most), job.num_replays + 1
         log.warning(
             "replay",
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},

@@ -20,7 +20,8 @@ PROMPTS_AT_ONCE = 256
 class Job:
     """The `TextRequest`s of one HTTP request (one a prompt) and the choices they make.
 
-    `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts replays.
+    `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts losses
+    under which it got no further, `num_replays` all of them.
     """
 
     def __init__(self, requests: Sequence[TextRequest], deadline_s: float | None = None) -> None:
@@ -29,6 +30,7 @@ class Job:
         self.requests = requests
         self.deadline_s = deadline_s
         self.attempt = 0
+        self.num_replays = 0
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []

@@ -60,6 +60,8 @@ class Link:
     def send(self, request: TextRequest, choices: list[Choice]) -> None:
         """Queue an add; its slots start at a new number."""
         request.slot = self.demux.add(choices)
+        for choice in choices:
+            choice.num_at_send = choice.num_tokens
         self._adds.append(request)
         self._outgoing.set()
 

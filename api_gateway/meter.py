@@ -128,7 +128,7 @@ class Meter:
             "cached_tokens": cached,
             "queue_ms": timings["queue_ms"],
             "ttft_ms": timings["ttft_ms"] if self._first_s else None,
-            "attempts": job.attempt + 1,
+            "attempts": job.num_replays + 1,
         }
 
     def _observe_success(self, usage: Usage, timings: dict[str, float | int], now: float) -> None:

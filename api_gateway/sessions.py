@@ -70,6 +70,7 @@ class Choice:
         "logprobs",
         "mailbox",
         "next_logprob",
+        "num_at_send",
         "num_prompt_tokens",
         "num_reasoning",
         "num_seen",
@@ -105,6 +106,7 @@ class Choice:
         self.has_news = False
         self.last_arrival_s = 0.0
         self.num_seen = 0  # tokens the consumer has noticed
+        self.num_at_send = 0  # tokens that there were when a tokenizer got it for the last time
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,7 @@ from engine_core.scheduling.bounds import TenantLimits
 from engine_core.settings import Settings
 from engine_core.tenant_file import read_tenants
 from protos.engine_pb2_grpc import add_EngineServicer_to_server
+from protos.worker import ReplicaLost
 
 DRAIN_S = 3.0
 """What running requests get at shutdown; what is left then goes on elsewhere."""
@@ -44,9 +45,9 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     front = Front(name, fleet, settings.max_waiting, phases.observe)
     context = zmq.Context()
 
-    def replica_lost(replica: Replica, reason: str) -> None:
+    def replica_lost(replica: Replica, lost: ReplicaLost) -> None:
         phases.forget(replica)
-        front.replica_lost(replica, reason)
+        front.replica_lost(replica, lost)
 
     listener = Listener(
         front.replica_ready, front.replica_output, replica_lost, front.replica_answer

@@ -33,6 +33,7 @@ from protos.worker import (
     Finished,
     Pause,
     QueryAnswer,
+    ReplicaLost,
     Resume,
     StepOutput,
     StopAt,
@@ -199,12 +200,17 @@ class Front(EngineServicer):
                 self._hold_back(caller, slot, is_paused=True)
         self.announce()
 
-    def replica_lost(self, replica: Replica, reason: str) -> None:
-        """End all that ran there; whoever holds the tokens replays it elsewhere."""
-        for caller in self.sessions.values():
+    def replica_lost(self, replica: Replica, told: ReplicaLost) -> None:
+        """End all that ran or waited there; whoever holds the tokens replays it elsewhere."""
+        message, under_way = f"replica {replica.number} is lost: {told.reason}", told.under_way
+        for number, caller in self.sessions.items():
             slots = [slot for slot, place in caller.slots.items() if place is replica]
-            if slots:
-                self._end(caller, slots, lost(f"replica {replica.number} is lost: {reason}"))
+            ran = [s for s in slots if under_way is None or (number, s) in under_way]
+            waited = [slot for slot in slots if slot not in ran]
+            if ran:
+                self._end(caller, ran, lost(message))
+            if waited:
+                self._end(caller, waited, lost(message, "replica_left"))
         self._inquiries.replica_lost(replica)
         self.announce()
 
@@ -247,9 +253,9 @@ class Front(EngineServicer):
             await asyncio.sleep(0.05)
 
 
-def lost(message: str) -> Problem:
-    """Return the end that tells the tier above to replay."""
-    return Problem("Unavailable", message, code="replica_lost", reason=FinishReason.ERROR)
+def lost(message: str, code: str = "replica_lost") -> Problem:
+    """Return the end that tells the tier above to replay; "replica_left" is no mark against it."""
+    return Problem("Unavailable", message, code=code, reason=FinishReason.ERROR)
 
 
 def _say_why(writer: asyncio.Task[None]) -> None:

@@ -47,6 +47,9 @@ AUDIT_INTERVAL_S = 60.0
 class WorkerLost(Exception):
     """The workers of this replica are gone or not to be trusted; the message says why."""
 
+    under_way: tuple[tuple[int, int], ...] | None = None
+    """Session and slot of what they were computing, where that is known."""
+
 
 class WorkerLink(Protocol):
     """The workers of one replica, as one. A `ModelRunner` in the same process is one, too."""
@@ -125,9 +128,13 @@ class EngineLoop:
         self._leaks = ""
 
     def run(self) -> None:
-        """Step until the front says Shutdown."""
-        while not self.is_stopping:
-            self.step()
+        """Step until the front says Shutdown; raise WorkerLost, which says what was under way."""
+        try:
+            while not self.is_stopping:
+                self.step()
+        except WorkerLost as error:
+            error.under_way = self.scheduler.under_way()
+            raise
 
     def step(self) -> None:
         """Take in what is asked, launch what the link takes, hand out the tokens of one step.

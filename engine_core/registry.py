@@ -56,7 +56,7 @@ class Listener(NamedTuple):
 
     ready: Callable[[Replica], None]
     output: Callable[[Replica, StepOutput], None]
-    lost: Callable[[Replica, str], None]
+    lost: Callable[[Replica, ReplicaLost], None]
     answer: Callable[[Replica, QueryAnswer], None]
 
 
@@ -245,7 +245,7 @@ class Registry:
                 replica.facts = message
                 self._listener.ready(replica)
             case ReplicaLost():
-                self._lose(replica, message.reason)
+                self._lose(replica, message.reason, message)
 
     async def _watch(self) -> None:
         while True:
@@ -263,8 +263,8 @@ class Registry:
             if silence_s > self._config.worker_timeout_s:
                 self._lose(replica, f"its scheduler has been silent for {silence_s:.1f} s")
 
-    def _lose(self, replica: Replica, reason: str) -> None:
-        """Declare a replica lost, once, and have its task end its process."""
+    def _lose(self, replica: Replica, reason: str, told: ReplicaLost | None = None) -> None:
+        """Declare a replica lost, once, and have its task end its process; `told`: its words."""
         if replica.phase is Phase.LOST:
             return
         was_ready, replica.phase = replica.phase is Phase.READY, Phase.LOST
@@ -274,7 +274,7 @@ class Registry:
         if was_ready:
             self._keep_model()
         log.warning("replica lost", extra={"replica": replica.number, "reason": reason})
-        self._listener.lost(replica, reason)
+        self._listener.lost(replica, told or ReplicaLost(reason))
         if process := self._processes.get(replica.number):
             end(process)
         self._form()

@@ -80,7 +80,7 @@ def main(told: bytes) -> int:
         return 0
     except WorkerLost as error:
         log.warning("replica lost", extra={"replica": config.replica, "reason": str(error)})
-        front.send(ReplicaLost(str(error)))
+        front.send(ReplicaLost(str(error), error.under_way))
         return 1
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front ends whom it hears is lost

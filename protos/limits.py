@@ -98,6 +98,20 @@ STAGES: dict[str, tuple[str, ...]] = {
 `min_tokens` and a grammar act before all of them and cannot be moved. Temperature 0 needs no stage.
 """
 
+MAX_ATTEMPTS = 3
+"""A request under which so many tiers were lost, and that got no further, is not tried again."""
+PROOF_TOKENS = 8
+"""A loss after so many tokens was not the doing of who got them: its attempts count anew."""
+
+
+def attempts(before: int, num_tokens: int) -> int:
+    """Return what `attempt` is after a loss, `num_tokens` after it was sent for the last time.
+
+    0 is a new request, which may be turned away; 1 one that was let in before.
+    """
+    return 1 if num_tokens >= PROOF_TOKENS else before + 1
+
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "typical_p": (1,),
     "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),

@@ -244,9 +244,13 @@ ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 class ReplicaLost(Message, frozen=True):
-    """The worker is gone; every request of this replica is to be replayed elsewhere."""
+    """The worker is gone; every request of this replica is to be replayed elsewhere.
+
+    `under_way`: session and slot of those that a step was being computed of; None = not known.
+    """
 
     reason: str
+    under_way: tuple[tuple[int, int], ...] | None = None
 
 
 ToFront = (

@@ -34,6 +34,7 @@ from protos.common_pb2 import (
     QueryAnswer,
 )
 from protos.engine_pb2 import Bulk, TokenBatch
+from protos.limits import MAX_ATTEMPTS
 from protos.tokenizer_pb2 import (
     AskReply,
     ConvertReply,
@@ -55,7 +56,6 @@ from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import BulkSink, Choice, Session, Sink, Ticket
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS = 3
 REQUEST_STATE = "request_state"
 """The one kind of question that this tier has an answer to."""
 THIS_TIER = "tokenizer"
@@ -303,7 +303,8 @@ class TextPipeline:
     def _replay(self, step: StepText, seat: EngineSeat, choice: Choice, is_crash: bool) -> None:
         """Send a choice again, with all it holds, to any ready engine; to `seat` only after news.
 
-        `is_crash` counts as an attempt; being refused while engines come back does not.
+        `is_crash` counts as an attempt where it got no further; to have waited does not, nor to be
+        refused while engines come back.
         """
         seat.live.pop(choice.engine_slot, None)
         seat.is_suspect = True
@@ -313,7 +314,7 @@ class TextPipeline:
         if choice.is_aborted:
             self._end(step, choice, Finish(reason=ABORTED))
             return
-        choice.attempt += is_crash
+        choice.attempt = choice.attempt_after_loss() if is_crash else max(1, choice.attempt)
         if is_crash:
             self._metrics.replays.inc()
             name = {"request_id": choice.ticket.request.request_id, "choice": choice.index}

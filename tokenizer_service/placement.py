@@ -112,6 +112,7 @@ class EngineSeat:
         self._next_slot += len(choices)
         for engine_slot, choice in enumerate(choices, first_slot):
             choice.seat, choice.engine_slot = self, engine_slot
+            choice.num_at_start = len(choice.token_ids)
             self.live[engine_slot] = choice
         self.link.add(
             GenerateRequest(

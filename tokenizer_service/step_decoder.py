@@ -19,7 +19,8 @@ from tokenizer_service.step_text import SessionText, StepText
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 
-REPLICA_LOST = "replica_lost"
+REPLICA_LOST, REPLICA_LEFT = "replica_lost", "replica_left"
+"""The engine's replica died under a choice, or before it ran."""
 
 End = Callable[[StepText, Choice, Finish], None]
 Replay = Callable[[StepText, EngineSeat, Choice, bool], None]
@@ -144,7 +145,8 @@ class StepDecoder:
         assert choice.stream is not None
         num_tokens = len(choice.token_ids)
         crashed = is_lost(finish) or is_short(finish, num_tokens)
-        if crashed or was_refused_again(choice, finish):
+        has_waited = finish.reason == ERROR and finish.error.code == REPLICA_LEFT
+        if crashed or has_waited or was_refused_again(choice, finish):
             self._replay(step, seat, choice, crashed)
             return
         del seat.live[finish.slot]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import DeadlineExceeded
 from protos.common_pb2 import Limits, PromptProgress
+from protos.limits import attempts
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
 from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
@@ -84,6 +85,8 @@ class Choice:
     slot: int
     index: int
     attempt: int
+    num_at_start: int = 0
+    """Tokens that it had when an engine got it for the last time."""
     stream: TextStream | None = None
     split: SplitStream | None = None
     """Reads `stream` when thoughts and answer go out on channels of their own."""
@@ -99,3 +102,7 @@ class Choice:
     """Prompt tokens before this one have been shown: a replay shows them no second time."""
     replay_until_s: float | None = None
     """While lost: when to give up, in seconds of the loop's clock."""
+
+    def attempt_after_loss(self) -> int:
+        """Return what `attempt` is now that the engine under it was lost."""
+        return attempts(self.attempt, len(self.token_ids) - self.num_at_start)

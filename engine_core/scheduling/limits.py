@@ -12,10 +12,15 @@ from typing import NamedTuple
 from engine_core.scheduling.bounds import TenantLimits
 from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
 from engine_core.scheduling.sequence import Room
-from protos.limits import LIMITS, MAX_REQUEST_ID_CHARS, MAX_STOP_TOKEN_IDS, violation
+from protos.limits import (
+    LIMITS,
+    MAX_ATTEMPTS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    violation,
+)
 from protos.worker import Add, Limits
 
-MAX_ATTEMPTS = 3
 MAX_NEW_TOKENS = int(LIMITS["max_tokens"].high)
 
 

@@ -189,6 +189,11 @@ class Scheduler:
 
     # ── what is computed ─────────────────────────────────────────────────────────────────────
 
+    def under_way(self) -> tuple[tuple[int, int], ...]:
+        """Return session and slot of every row of the plans in flight."""
+        rows = (row for flight in self._in_flight for row in flight.all_rows())
+        return tuple(dict.fromkeys((row.session, row.slot) for row in rows))
+
     def schedule(self, now: float) -> ExecutePlan | None:
         """Return the next step, or None when there is nothing to compute."""
         self.expire(now)

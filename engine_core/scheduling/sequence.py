@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine_core.scheduling.request import FinishReason, Request
+from protos.limits import PROOF_TOKENS
 from protos.worker import Bulk, Finished, Logprobs, Progress, SequenceStep
 
 NEVER = 1 << 62
@@ -104,8 +105,8 @@ class Sequence:
         "is_score", "last_plan", "last_token_at", "max_context", "max_new", "max_total",
         "may_shift", "min_total", "num_cached", "num_computed", "num_dropped", "num_entered",
         "num_expected", "num_guesses", "num_planned", "num_preemptions", "num_prompt",
-        "num_prompt_left", "num_told", "order", "request", "scheduled_at", "seq_id", "session",
-        "slot", "status", "stop_ids", "tenant", "tokens",
+        "num_prompt_left", "num_resumed", "num_told", "order", "request", "scheduled_at", "seq_id",
+        "session", "slot", "status", "stop_ids", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, room: Room) -> None:
@@ -117,6 +118,7 @@ class Sequence:
         self.status = Status.WAITING
         self.tokens = request.prompt + (request.resumed[index] if request.resumed else array("I"))
         self.num_prompt = len(request.prompt)
+        self.num_resumed = len(self.tokens) - self.num_prompt
         self.is_embed = request.limits.kind == "embed"  # nothing is drawn
         self.is_score = request.limits.kind == "score"  # nor here: its prompt's logprobs are all
         self.max_context = room.context
@@ -206,8 +208,8 @@ class Sequence:
 
     @property
     def is_suspect(self) -> bool:
-        """Two crashes happened while it ran: it must run alone."""
-        return self.request.attempt >= 2
+        """Two crashes happened while it ran: it must run alone until it has proved itself."""
+        return self.request.attempt >= 2 and self.num_output - self.num_resumed < PROOF_TOKENS
 
     def move(self, status: Status) -> None:
         """Change the status; asserts that the table allows it."""

@@ -194,6 +194,19 @@ async def test_a_dead_worker_ends_its_slots_for_replay_and_a_new_one_serves(
     assert (await caller.ended(2)).reason == LENGTH
 
 
+async def test_who_waits_behind_a_dead_worker_is_not_to_blame() -> None:
+    async with running_stack(max_num_seqs=1) as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        worker.gate.clear()  # the first step does not end
+        for slot in (1, 2):
+            await caller.add(slot, [1, 2], max_tokens=400)
+        await caller.until(lambda: caller.states and caller.states[-1].num_waiting == 1)
+        worker.gate.set()
+        worker.die()
+        ends = [await caller.ended(slot) for slot in (1, 2)]
+        assert [finish.error.code for finish in ends] == ["replica_lost", "replica_left"]
+
+
 async def test_an_idle_worker_that_dies_is_missed(caller: Caller, hire: Hire) -> None:
     worker = hire()
     await caller.ready()

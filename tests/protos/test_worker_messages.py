@@ -65,3 +65,8 @@ def test_a_long_chain_is_refused_by_its_first_repetition() -> None:
     """Of a body's 4 MiB there is room for half a million names: none is counted."""
     why = limits.samplers_violation(["top_p", *["top_k"] * 500_000])
     assert why == "samplers names top_k more than once"
+
+
+def test_a_loss_counts_against_what_got_no_further() -> None:
+    assert [limits.attempts(0, 0), limits.attempts(1, 0), limits.attempts(2, 7)] == [1, 2, 3]
+    assert [limits.attempts(before, limits.PROOF_TOKENS) for before in (0, 1, 2)] == [1, 1, 1]

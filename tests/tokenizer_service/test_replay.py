@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protos.common_pb2 import ErrorDetail, FinishReason, Limits, Timings
+from protos.limits import PROOF_TOKENS
 from protos.tokenizer_pb2 import Resumed, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ids_of, ready_state
 from tests.tokenizer_service.stage import Build, Stage, request, until
@@ -232,3 +233,22 @@ async def test_a_gateways_replay_waits_for_an_engine_as_long_as_any_other(build:
     stage.pipeline.attach_engine(stage.link)
     await asyncio.gather(*waiting)
     assert [ids_of(add.resumed_token_ids[0]) for add in stage.link.adds] == 2 * [list(b"ab")]
+
+
+async def test_who_waited_or_got_further_is_not_blamed_for_a_loss(build: Build) -> None:
+    stage = build()
+    await stage.submit(0, limits=Limits(max_tokens=90))
+    attempts = []
+    for number in range(5):
+        slot = stage.link.adds[-1].slot
+        held = len(stage.gateway.texts.get(0, b""))
+        if number in (0, 4):  # so many new tokens that this choice is not to blame
+            for more in range(PROOF_TOKENS):
+                stage.step((slot, held + more, "a"))
+        code = "replica_left" if number in (2, 3) else "replica_lost"
+        lost = ErrorDetail(kind="Unavailable", code=code)
+        stage.end(slot, FinishReason.ERROR, 0, error=lost)
+        stage.pipeline.on_state(stage.link)
+        await until(lambda count=number + 2: len(stage.link.adds) == count)  # type: ignore[misc]
+        attempts.append(stage.link.adds[-1].attempt)
+    assert attempts == [1, 2, 2, 2, 1], "one that waited is sent as it was"

@@ -187,3 +187,17 @@ def test_rows_beside_each_other_never_hold_more_than_their_tenant_may(
             most_held = max(most_held, sum(held.values()))
         scheduler.apply(mill.answer(plan), 0.0)
     assert most // 2 < most_held <= most
+
+
+def test_what_is_under_way_is_told_from_what_waits() -> None:
+    """A loss is counted against those alone that were being computed."""
+    scheduler = Scheduler(
+        num_blocks=40, block_size=BLOCK_SIZE, vocab_size=1000, max_model_len=256,
+        bounds=Bounds(1, BUDGET, 100), prefix_key=b"m",
+    )  # fmt: skip
+    prompt = array("I", [5] * 20).tobytes()
+    for slot in (7, 8):
+        scheduler.add(Add(3, slot, "r", prompt, Limits(4), b""), 0.0)
+    assert scheduler.under_way() == ()
+    assert scheduler.schedule(0.0) is not None
+    assert scheduler.under_way() == ((3, 7),)

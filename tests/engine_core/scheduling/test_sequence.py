@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from engine_core.scheduling.request import FinishReason, Request
 from engine_core.scheduling.sequence import FINISHED, TRANSITIONS, Room, Sequence, Status
+from protos.limits import PROOF_TOKENS
 from protos.worker import Limits
 
 CUT_OFF = ("ABORTED", "DEADLINE", "STOPPED")
@@ -66,3 +68,11 @@ def test_a_complete_grammar_ends_before_min_tokens() -> None:
     assert row.ending() is FinishReason.UNFINISHED, "that is the prompt's"
     row.tokens.append(9)
     assert row.ending() is FinishReason.STOPPED
+
+
+def test_a_suspect_is_one_until_it_has_drawn_enough() -> None:
+    request = replace(sequence().request, attempt=2, resumed=(array("I", [3] * 20),))
+    row = Sequence(1, request, 0, Room(100, 100))
+    assert row.is_suspect
+    row.tokens.extend([4] * PROOF_TOKENS)
+    assert not row.is_suspect
