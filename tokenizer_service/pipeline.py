@@ -254,7 +254,14 @@ class TextPipeline:
         self.seats.attach(link)
 
     def on_state(self, link: EngineLink) -> None:
-        """The engine has told a new state."""
+        """The engine has told a new state; one that serves another model is not ready for us."""
+        state, own = link.state, self._model.vocab_size
+        if state is not None and own and state.vocab_size not in (0, own):
+            state.ready = False
+            state.reasons[:] = [
+                f"{state.engine} serves another model, of {state.vocab_size} tokens; "
+                f"{self._model.folder.name} has {own}"
+            ]
         self.seats.told(link)
         if link.state is not None:
             self._on_engine_state(link.state)

@@ -142,3 +142,18 @@ async def test_models_tell_the_smallest_length_of_the_engines(build: Build) -> N
     for length in (128, 64):
         stage.pipeline.attach_engine(FakeLink(state=ready_state(max_model_len=length)))
     assert stage.pipeline.models()[0].max_model_len == 64
+
+
+async def test_an_engine_of_another_model_is_not_ready_for_ours(build: Build) -> None:
+    """A worker of any model is taken when none of ours came back: its tokens mean other text."""
+    stage = build(with_engine=False)
+    other = FakeLink(state=None)
+    stage.pipeline.attach_engine(other)
+    other.state = ready_state(vocab_size=260)
+    stage.pipeline.on_state(other)
+    (reason,) = stage.pipeline.seats.reasons()
+    assert "another model" in reason and "260" in reason and "512" in reason
+    assert not stage.states[-1].ready
+    other.state = ready_state()
+    stage.pipeline.on_state(other)
+    assert not stage.pipeline.seats.reasons() and stage.states[-1].ready
