@@ -12,6 +12,7 @@ from millrace.project import add_server_arguments, server
 from millrace.speech import Speech, typed
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
+CUT_OFF = " [cut off: the limit of tokens, or the context, is reached]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +73,7 @@ def _answer(
                 thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
                 speech.add(thoughts, delta.get("content") or "")
                 if choice.get("finish_reason") == "length":
-                    end = " [cut off: the limit of tokens, or the context, is reached]"
+                    end = CUT_OFF if sys.stdin.isatty() else ""  # a pipe gets the answer alone
     except KeyboardInterrupt:
         end = " [stopped]"
     except CommandError as error:
