@@ -88,7 +88,7 @@ class TextPipeline:
         self._on_engine_state = on_engine_state
         self._bulks = BulkText(model)
         self._decoder = StepDecoder(model, metrics, self._bulks, self._end, self._replay)
-        self.seats = EngineSeats()
+        self.seats = EngineSeats(model.folder.name, model.vocab_size)
         self.questions = Questions(self.seats)
         self._opening = Opening(
             model, metrics, self.seats, engine_wait_s, replay_timeout_s, self._end
@@ -254,14 +254,7 @@ class TextPipeline:
         self.seats.attach(link)
 
     def on_state(self, link: EngineLink) -> None:
-        """The engine has told a new state; one that serves another model is not ready for us."""
-        state, own = link.state, self._model.vocab_size
-        if state is not None and own and state.vocab_size not in (0, own):
-            state.ready = False
-            state.reasons[:] = [
-                f"{state.engine} serves another model, of {state.vocab_size} tokens; "
-                f"{self._model.folder.name} has {own}"
-            ]
+        """The engine has told a new state."""
         self.seats.told(link)
         if link.state is not None:
             self._on_engine_state(link.state)

@@ -62,6 +62,14 @@ class EngineLink(Protocol):
         """Ask about the engine's books; it answers with a QueryAnswer of the same `query_id`."""
 
 
+def refuse_other_model(state: EngineState, model: str, vocab_size: int) -> None:
+    """Make `state` not ready where its tokens cannot be those of `model`; 0 = not known."""
+    if vocab_size and state.vocab_size not in (0, vocab_size):
+        served = f"{state.engine} serves another model, of {state.vocab_size} tokens"
+        state.ready = False
+        state.reasons[:] = [f"{served}; {model} has {vocab_size}"]
+
+
 class EngineSeat:
     """What the pipeline keeps for one link: the slots that are alive there."""
 
@@ -134,7 +142,9 @@ class EngineSeat:
 class EngineSeats:
     """All attached engines, and those who wait for one. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "", vocab_size: int = 0) -> None:
+        """An engine whose vocabulary is another than `model`'s is not ready; 0 = not known."""
+        self._model, self._vocab_size = model, vocab_size
         self._seats: dict[int, EngineSeat] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -180,6 +190,8 @@ class EngineSeats:
 
     def told(self, link: EngineLink) -> None:
         """An engine has told its state: let those who wait look again."""
+        if link.state is not None:
+            refuse_other_model(link.state, self._model, self._vocab_size)
         seat = self._seats.get(id(link))
         if seat is not None:
             seat.is_suspect = False
