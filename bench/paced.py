@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from protos import worker as wire
 from worker.flights import Flight
 from worker.memory import host_memory
+from worker.models.config import read_config
 
 SAMPLE = (
     "The mill turns while the river runs, and every wheel that drives a stone is driven by water "
@@ -102,7 +103,7 @@ class PacedModel:
 
     def __init__(self, folder: Path, step_s: float) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._vocab_size = tokenizer.get_vocab_size()
+        self._vocab_size = read_config(folder).vocab_size
         self._runner = PacedRunner(tokenizer.encode(SAMPLE * 4).ids, step_s)
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:

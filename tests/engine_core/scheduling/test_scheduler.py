@@ -152,7 +152,8 @@ class Lives(RuleBasedStateMachine):
         shift = None if n_keep is None else (n_keep, MAX_MODEL_LEN)
         total = len(prompt) + max_tokens
         total = min(total, MAX_MODEL_LEN) if shift is None else total
-        outputs = [undisturbed(prompt, i, total, stop_ids, min_tokens, shift) for i in range(n)]
+        least = 0 if grammar else min_tokens  # a grammar's end comes when it is complete
+        outputs = [undisturbed(prompt, i, total, stop_ids, least, shift) for i in range(n)]
         columns = tuple(array("I", output[:resumed]).tobytes() for output in outputs)
         slot, self.next_slot = self.next_slot, self.next_slot + n
         for i, output in enumerate(outputs):
