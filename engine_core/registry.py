@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import zmq
@@ -222,13 +222,10 @@ class Registry:
     async def _spawn(self, number: int, address: str) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, replica=number, front_address=address)
         log.info("replica starts", extra={"replica": number})
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine_core.scheduler_process", stdin=asyncio.subprocess.PIPE
-        )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(config))  # an argument has 128 KiB at most
-        process.stdin.write_eof()
-        return process
+        with in_memory(msgspec.json.encode(config)) as file:  # an argument has 128 KiB at most
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "engine_core.scheduler_process", stdin=file
+            )
 
     def _report(self, replica: Replica, message: ToFront) -> None:
         replica.heard_at = self._fleet.clock()
@@ -296,6 +293,14 @@ def socket_folder() -> tempfile.TemporaryDirectory[str]:
         return folder
     folder.cleanup()
     return tempfile.TemporaryDirectory(prefix="millrace-", dir="/tmp")
+
+
+def in_memory(content: bytes) -> IO[bytes]:
+    """Return a file without a name that is read from its begin."""
+    file = open(os.memfd_create("content"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def end(process: asyncio.subprocess.Process) -> None:
