@@ -11,7 +11,8 @@ GPU_PYTHON ?= python3
 N ?= 20000
 JOBS ?= 2
 MILLRACE = $(PY) -m millrace.cli
-# A path of its own before sys.path's end: else a folder named millrace, as of a clone, hides the package.
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+# By a path in sys.path: a finder asked after it would find a folder named millrace, as of a clone, first.
 EDITABLE = --config-settings editable_mode=compat
 # Tests of one file share what it sets up, and so a process.
 SIDE_BY_SIDE = $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile
@@ -28,7 +29,7 @@ MOVED := $(shell test $(VENV) != .venv || test ! -s .venv/.stamp-run || test "$$
 
 $(VENV)/.stamp-run: pyproject.toml constraints.txt
 	@test -z "$(MOVED)" || rm -rf .venv
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millrace needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@test -x $(PY) || $(NEW_ENOUGH) || { echo "Millrace needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) …"
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt $(EDITABLE) -e '.[all]'

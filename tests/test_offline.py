@@ -385,6 +385,8 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory is 'much', allowed: a number and one"),
+        ({"kv_cache_memory": 1e8}, "kv_cache_memory must be bytes as a whole number"),
+        ({"host_kv_memory": True}, "host_kv_memory must be bytes as a whole number"),
         ({"kv_cache_memory": -5}, "kv_cache_memory is -5, allowed: 0 bytes or more"),
         ({"host_kv_memory": "9000GiB"}, "host_kv_memory is .* free: lower host_kv_memory"),
         ({"max_model_len": -3}, "max_model_len is -3, allowed: 0"),

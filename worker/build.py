@@ -338,7 +338,7 @@ def _config(folder: Path) -> ModelConfig:
     """Read config.json; an untied model without a head embeds, its table stands in for the head."""
     config = read_config(folder)
     if not config.dtype:
-        config = replace(config, dtype=stored_dtype(folder))
+        config = replace(config, dtype=stored_dtype(folder, EMBEDDING))
     if config.tie_word_embeddings or not is_bare(folder):
         return config
     return replace(config, tie_word_embeddings=True, has_head=False)

@@ -65,12 +65,11 @@ class FolderWeights:
         """Return whether the folder has both tensors, and they are not the same."""
         if not {name, other} <= self._homes.keys():
             return False
-        homes = self._homes[name], self._homes[other]
-        types = [home.check_dtype(one) for home, one in zip(homes, (name, other), strict=True)]
-        as_float = types[0] != types[1]  # some exporters widen the one and not the other
+        homes = {one: self._homes[one] for one in (name, other)}
+        dtypes = {home.check_dtype(one) for one, home in homes.items()}
+        is_one = len(dtypes) == 1  # some exporters widen the one and not the other
         left, right = (
-            home.read(one) if as_float else home.read_stored(one)
-            for home, one in zip(homes, (name, other), strict=True)
+            home.read_stored(one) if is_one else home.read(one) for one, home in homes.items()
         )
         if left.shape != right.shape:
             return True
@@ -112,11 +111,10 @@ class FolderWeights:
         return digest.hexdigest()[:16]
 
 
-def stored_dtype(folder: Path) -> str:
-    """Return the type in which the folder holds its embedding, for configs that do not say."""
-    homes = _named_in_full(_open(folder))
-    home = homes.get("model.embed_tokens.weight")
-    stored = home.tensors["model.embed_tokens.weight"].dtype if home else ""
+def stored_dtype(folder: Path, name: str) -> str:
+    """Return the type in which the folder holds tensor `name`, for configs that do not say."""
+    home = _named_in_full(_open(folder)).get(name)
+    stored = home.tensors[name].dtype if home else ""
     return {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
 
 

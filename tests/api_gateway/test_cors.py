@@ -47,7 +47,8 @@ async def test_pages_of_the_origins_named_may_call(fake: FakeTokenizer, origins:
             allowed = reply.headers["access-control-allow-origin"]
             assert allowed == ("*" if origins == "*" else MINE)
             assert reply.headers["vary"] == "origin"
-        assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        shown = reply.headers["access-control-expose-headers"]
+        assert "x-request-id" in shown and "x-should-retry" in shown
         assert not told(await http.post(PATH, json=chat()))
 
 

@@ -286,3 +286,19 @@ async def test_the_sampler_is_told_everything(
     chain = {"samplers": ["temperature", "top_k"], "top_k": 3}
     assert (await client.post(CHAT, json=chat(**chain))).status_code == 200
     assert list(fake.streams[-1].requests_seen[2].sampling.samplers) == chain["samplers"]
+
+
+async def test_whole_numbers_may_be_written_as_floats_and_refusals_come_back(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    history = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "b"}]
+    body = {**chat(max_tokens=5.0, seed=1.0, top_k=40.0), "messages": history}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    request = fake.streams[-1].requests_seen[max(fake.streams[-1].requests_seen)]
+    assert request.limits.max_tokens == 5
+    assert json.loads(request.chat.messages_json)[1] == {"role": "assistant", "content": "no"}
+    reply = await client.post("/v1/chat/completions", json=chat(top_k=-2))
+    assert "must be -1 or between 0 and" in reply.json()["error"]["message"]
+    reply = await client.post("/v1/chat/completions", json=chat(max_tokens=5.5))
+    assert reply.json()["error"]["param"] == "max_tokens"

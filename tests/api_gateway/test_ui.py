@@ -39,9 +39,12 @@ def test_nothing_becomes_html_and_nothing_is_inline() -> None:
     assert f'DEMO_MODEL = "{DEMO_NAME}"' in script
 
 
-def shown(deltas: list[dict[str, str]], clear: int | None = None) -> list[list[str]]:
+def shown(
+    deltas: list[dict[str, str]], clear: int | None = None, end: str = "stop"
+) -> list[list[str]]:
     """Return [class, text] of the page's lines after one answer of these deltas."""
     chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": end}]})
     chunks.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
     told = [f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks]
     order = {"script": str(FOLDER / "app.js"), "chunks": [*told, "data: [DONE]\n\n"]}
@@ -64,6 +67,13 @@ def test_thoughts_stand_above_the_answer() -> None:
         ["thoughts", "Hm…"],
         ["message assistant", "<b>Yes 👋"],
     ]
+
+
+@needs_node
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    cut = "cut off: the limit of tokens, or the context, is reached"
+    assert ["stats", cut] in shown([{"content": "a"}], end="length")
+    assert ["stats", cut] not in shown([{"content": "a"}], end="stop")
 
 
 @needs_node

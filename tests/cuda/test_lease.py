@@ -42,3 +42,15 @@ def test_a_killed_worker_gives_its_device_back(tmp_path: Path) -> None:
 
 def test_there_is_a_folder_everywhere() -> None:
     assert lease_folder().is_dir()
+
+
+def test_leases_are_shared_by_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = lease_folder()
+    assert folder == lease_folder() and folder.stat().st_mode & 0o7777 == 0o1777
+    claim(["aa"], folder)[1].close()
+    (lease,) = folder.iterdir()
+    lease.chmod(0o444)  # as another user's: reading is all that is allowed
+    place, again = claim(["aa"], folder)
+    assert place == 0 and again.mode == "rb"
+    again.close()

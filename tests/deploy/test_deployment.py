@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from api_gateway.__main__ import FINISH_WITHIN_S
 from api_gateway.clients import TextClients
 from api_gateway.errors import error_object
 from api_gateway.metrics import GatewayMetrics
-from common.errors import Unavailable
+from common.errors import ServiceError, Unavailable
 from common.metrics import new_registry
 from engine_core.metrics import PhaseTimes, register
 from engine_core.replica import Fleet
@@ -207,3 +208,26 @@ def test_the_balancer_answers_and_stops_as_the_gateways_do() -> None:
     assert balancer["stop_signal"] == "SIGUSR1"  # SIGTERM would cut all streams at once
     patience_s = int(re.search(r"hard-stop-after (\d+)s", text)[1])  # type: ignore[index]
     assert FINISH_WITHIN_S + 1 <= patience_s < duration_s(balancer["stop_grace_period"])
+
+
+def test_what_the_balancer_answers_itself_has_the_apis_shape() -> None:
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    written = r"http-error status (\d+) content-type application/json string '(.*?)'"
+    found = dict(re.findall(written, text))
+    assert found.keys() == {"400", "408", "502", "503", "504"}
+    types = {error.openai_type for error in ServiceError.__subclasses__()}
+    for body in found.values():
+        error = json.loads(body)["error"]
+        assert error.keys() >= {"message", "type", "param", "code"} and error["type"] in types
+
+
+def test_embeddings_have_phases_and_what_never_ran_has_none() -> None:
+    registry = CollectorRegistry()
+    phases = PhaseTimes(registry)
+    replica: Any = SimpleNamespace(number=1)
+    for prefill_s in (0.0, 0.5):
+        seconds = {"queue_s": 0.1, "prefill_s": prefill_s, "decode_s": 0.0}
+        row: Any = SimpleNamespace(num_output_tokens=0, **seconds)
+        phases.observe(replica, row)
+    name = "millrace_request_prefill_time_seconds_count"
+    assert registry.get_sample_value(name, {"engine": "1"}) == 1

@@ -18,6 +18,7 @@ import zmq
 
 from common.channel import Dealer
 from engine_core import registry
+from engine_core.scheduling.bounds import TenantLimits
 from protos.common_pb2 import LENGTH
 from protos.worker import Hello, ToWorker
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
@@ -229,3 +230,12 @@ def let_pass(stack: Stack, seconds: int, *, at_once: bool = False) -> None:
 
 def clock_ahead(seconds: int) -> float:
     return time.monotonic() + seconds
+
+
+async def test_any_number_of_tenants_may_have_limits() -> None:
+    """An argument of a command has 128 KiB at most."""
+    tenants = {f"tenant-{i:05d}": TenantLimits(8192, 1024, 8, 4000, 100) for i in range(2000)}
+    async with running_stack(tenants=tenants) as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        worker.die()

@@ -252,3 +252,11 @@ async def test_who_waited_or_got_further_is_not_blamed_for_a_loss(build: Build) 
         await until(lambda count=number + 2: len(stage.link.adds) == count)  # type: ignore[misc]
         attempts.append(stage.link.adds[-1].attempt)
     assert attempts == [1, 2, 2, 2, 1], "one that waited is sent as it was"
+
+
+async def test_a_replay_that_ends_with_eos_before_min_tokens_goes_on(build: Build) -> None:
+    stage = build()
+    resumed = Resumed(token_ids=column([97, stage.eos]), text_bytes=1)
+    limits = Limits(max_tokens=9, min_tokens=4)
+    await stage.submit(0, limits=limits, attempt=1, resumed=[resumed])
+    assert not stage.gateway.finishes and len(stage.link.adds) == 1

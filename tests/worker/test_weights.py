@@ -253,24 +253,19 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
 
 def test_a_head_that_was_widened_is_the_same_one(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m", torch_dtype="bfloat16")
-    path = folder / "model.safetensors"
+    path, base = folder / "model.safetensors", folder / "base.safetensors"
     file = SafetensorsFile(path)
-    tensors = {name: file.read(name) for name in file.tensors}
-    widened = tensors["model.embed_tokens.weight"]
-    write_safetensors(folder / "head.safetensors", {"lm_head.weight": widened}, "F32")
-    homes = dict.fromkeys(tensors, path.name) | {"lm_head.weight": "head.safetensors"}
-    path.rename(folder / "all.safetensors")
-    homes = {name: home.replace("model.", "all.") for name, home in homes.items()}
+    head = {"lm_head.weight": file.read("model.embed_tokens.weight")}
+    write_safetensors(folder / "head.safetensors", head, "F32")
+    homes = dict.fromkeys(file.tensors, base.name) | {"lm_head.weight": "head.safetensors"}
+    path.rename(base)
     (folder / INDEX).write_text(json.dumps({"weight_map": homes}))
     load_model(folder)
 
 
-@pytest.mark.parametrize(("stored", "wanted"), [("F32", "f32"), ("BF16", "bf16"), ("F16", "f16")])
-def test_a_config_that_does_not_say_goes_by_what_is_stored(
-    tmp_path: Path, stored: str, wanted: str
-) -> None:
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    folder = write_folder(tmp_path / "m", torch_dtype=names[stored])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_config_that_does_not_say_goes_by_what_is_stored(tmp_path: Path, dtype: str) -> None:
+    folder = write_folder(tmp_path / "m", torch_dtype=dtype)
     config = json.loads((folder / "config.json").read_text())
     told = load_model(folder).backend.fingerprint
     for silent in ({k: v for k, v in config.items() if k != "torch_dtype"},
