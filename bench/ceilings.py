@@ -16,6 +16,9 @@ READ_BYTES = 1 << 30
 """Beyond what any cache keeps."""
 MIN_RUNS = 4
 MULTIPLY_S = 0.05
+QUANTIZED = (Format.INT8, Format.INT4)
+INTEGER_TIMES = {Level.AVX512: 4.0, Level.AVX512_BF16: 2.0, Level.AMX: 2.0}
+"""How many times as fast as `multiply` the products of bytes are; at AVX2 they are measured."""
 
 
 class Ceilings(NamedTuple):
@@ -25,18 +28,14 @@ class Ceilings(NamedTuple):
     multiply_tflop_per_s: float
     """bf16 tiles fed from the second cache at the AMX level, products of bf16 pairs where there are
     such instructions, else float32 fused multiply-adds."""
+    integer_tflop_per_s: float
+    """The same of the backend's weights, where they are int8 or int4; else 0."""
 
-    def floor_s(self, num_bytes: float, num_operations: float, faster: float = 1.0) -> float:
-        """Return the least time; `faster`: how many times the rate of `multiply` this kind has."""
-        by_memory = num_bytes / (self.read_gb_per_s * 1e9)
-        return max(by_memory, num_operations / (self.multiply_tflop_per_s * 1e12 * faster))
-
-
-def integer_rate(level: Level, weights: Format) -> float:
-    """Return how many times faster than `multiply` the products of these weights can be."""
-    if weights not in (Format.INT8, Format.INT4):
-        return 1.0
-    return 2.0 if level >= Level.AVX512_BF16 else 4.0
+    def floor_s(self, num_bytes: float, num_operations: float, weights: Format) -> float:
+        """Return the least time for that many operations on such weights."""
+        is_whole = weights in QUANTIZED
+        rate = self.integer_tflop_per_s if is_whole else self.multiply_tflop_per_s
+        return max(num_bytes / (self.read_gb_per_s * 1e9), num_operations / (rate * 1e12))
 
 
 class Machine:
@@ -48,7 +47,7 @@ class Machine:
         self._memory[:] = 1
         factors = np.random.default_rng(0).standard_normal(backend.num_threads << 18, np.float32)
         self._factors = factors
-        self._best = self.latest = Ceilings(0.0, 0.0)
+        self._best = self.latest = Ceilings(0.0, 0.0, 0.0)
 
     def look(self) -> Ceilings:
         """Measure again; return the best of all looks so far. `latest` is what this one saw."""
@@ -57,18 +56,26 @@ class Machine:
         read_s = min(
             _timed(lambda: library.read(pool, level, address, READ_BYTES)) for _ in range(MIN_RUNS)
         )
-        rate, count = 0.0, 1 << 12
-        while True:
-            begin = time.perf_counter()
-            done = library.multiply(pool, level, self._factors.ctypes.data, count)
-            wall_s = time.perf_counter() - begin
-            rate = max(rate, done / wall_s / 1e12)
-            if wall_s > MULTIPLY_S:
-                break
-            count *= 2
-        self.latest = Ceilings(READ_BYTES / read_s / 1e9, rate)
+        rate, weights, integer_rate = self._multiply_rate(Format.F32), self._backend.weights, 0.0
+        if weights in QUANTIZED:
+            measured = self._multiply_rate(weights) if level == Level.AVX2 else rate
+            integer_rate = measured * INTEGER_TIMES.get(level, 1.0)
+        self.latest = Ceilings(READ_BYTES / read_s / 1e9, rate, integer_rate)
         self._best = Ceilings(*map(max, self._best, self.latest))
         return self._best
+
+    def _multiply_rate(self, weights: Format) -> float:
+        """Return 10^12 operations per second."""
+        library, pool, level = self._backend.library, self._backend.pool, self._backend.level
+        factors, rate, count = self._factors.ctypes.data, 0.0, 1 << 12
+        while True:
+            begin = time.perf_counter()
+            done = library.multiply(pool, level, weights, factors, count)
+            wall_s = time.perf_counter() - begin
+            rate = max(rate, float(done) / wall_s / 1e12)
+            if wall_s > MULTIPLY_S:
+                return rate
+            count *= 2
 
 
 def _timed(work: Callable[[], object]) -> float:

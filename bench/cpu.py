@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.ceilings import Ceilings, Machine, integer_rate
+from bench.ceilings import Ceilings, Machine
 from bench.neighbours import fair_share, neighbours
 from bench.random_model import SHAPES, write_random_model
 from bench.random_tokenizer import write_random_tokenizer
@@ -165,6 +165,7 @@ class Bench:
             "floor_ms": round(floor_s * 1e3, 2),
             "read_ceiling_gb_per_s": round(ceilings.read_gb_per_s, 2),
             "multiply_ceiling_tflop_per_s": round(ceilings.multiply_tflop_per_s, 3),
+            "integer_ceiling_tflop_per_s": round(ceilings.integer_tflop_per_s, 3),
             "fraction_of_floor": round(floor_s / step_s, 3),
             "read_beside_gb_per_s": round(median(seen.read_gb_per_s for _, seen in rounds), 2),
             "fraction_beside": round(median(beside), 3),
@@ -285,8 +286,7 @@ class Bench:
         operations: float = 2 * (linears * num_tokens + head * num_logits)
         operations += 4 * config.num_layers * heads * positions * num_tokens
         num_bytes = backend.weight_bytes - table + keys * num_logits
-        faster = integer_rate(backend.level, backend.weights)
-        return ceilings.floor_s(num_bytes, operations, faster)
+        return ceilings.floor_s(num_bytes, operations, backend.weights)
 
 
 def _execute(runner: ModelRunner, plan: wire.ExecutePlan) -> None:

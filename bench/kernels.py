@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.ceilings import Machine, integer_rate
+from bench.ceilings import Machine
 from bench.random_model import SHAPES
 from bench.rows import line, numbers
 from worker.arena import PAGE
@@ -230,13 +230,13 @@ def measure(ops: CpuBackend, machine: Machine, case: Case, batch: Batch) -> dict
         "gb_per_s": round(case.num_bytes / best_s / 1e9, 2),
     }
     if case.num_operations:
-        faster = integer_rate(ops.level, case.weights)
-        floor_s = ceilings.floor_s(case.num_bytes, case.num_operations, faster)
+        floor_s = ceilings.floor_s(case.num_bytes, case.num_operations, case.weights)
         row["gflop_per_s"] = round(case.num_operations / best_s / 1e9, 1)
         row["fraction_of_floor"] = round(floor_s / best_s, 3)
     return row | {
         "read_ceiling_gb_per_s": round(ceilings.read_gb_per_s, 2),
         "multiply_ceiling_tflop_per_s": round(ceilings.multiply_tflop_per_s, 3),
+        "integer_ceiling_tflop_per_s": round(ceilings.integer_tflop_per_s, 3),
     }
 
 

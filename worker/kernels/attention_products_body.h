@@ -4,6 +4,10 @@
 // the registers hold beside what they are fed with.
 #if LANES_LEVEL == 512
 constexpr int MOST_ROWS = 7, MOST_GROUPS = 2, HALVES = 2;
+#elif LANES_LEVEL == 256
+constexpr int MOST_ROWS = 6, MOST_GROUPS = 1, HALVES = 1;
+constexpr int MOST_IN_TWO_CHAINS = 2;  // rows; more take one chain after the other
+#include "attention_chains_body.h"
 #else
 constexpr int MOST_ROWS = 2, MOST_GROUPS = 1, HALVES = 1;
 #endif
@@ -12,6 +16,10 @@ constexpr int MOST_ROWS = 2, MOST_GROUPS = 1, HALVES = 1;
 template <class C, int ROWS, int GROUPS>
 void score_rows(const typename C::Input* q, const uint32_t* const* panels, int64_t head_dim,
                 Ahead* ahead, float* scores) {
+#if LANES_LEVEL == 256
+  if constexpr (ROWS > MOST_IN_TWO_CHAINS)
+    return score_in_chains<C, ROWS>(q, panels[0], head_dim, ahead, scores);
+#endif
   constexpr int64_t WORDS = C::LINES * 16, STRIDE = MAX_HEAD_DIM / C::INPUTS;
   Ahead soon = *ahead;
   for (int64_t b = 0; b * 32 < head_dim; b++) {
@@ -72,6 +80,10 @@ struct Plain {
 template <class C, class How, bool WHOLE, int ROWS>
 void weigh_outputs(const uint8_t* const* values, int64_t from, int64_t to, const float* weights,
                    int64_t start, Ahead* ahead, float* sums) {
+#if LANES_LEVEL == 256
+  if constexpr (ROWS > MOST_IN_TWO_CHAINS)
+    return weigh_in_chains<C, How, WHOLE, ROWS>(values, from, to, weights, start, ahead, sums);
+#endif
   Lanes even[ROWS][How::COUNT], odd[ROWS][How::COUNT];
   for (int m = 0; m < ROWS; m++)
     for (int i = 0; i < How::COUNT; i++) even[m][i] = odd[m][i] = zero();

@@ -4,6 +4,7 @@
 #include "levels.h"
 #include "pool.h"
 #include "tiles.h"
+#include "types.h"
 
 #define KERNEL_BODY "ceilings_body.h"
 #include "each_level.h"
@@ -21,14 +22,25 @@ static float read_at(Level level, const uint8_t* from, int64_t bytes) {
   return portable::read_piece(from, bytes);
 }
 
-static float multiply_at(Level level, int64_t count) {
+// `count` turns of the products of one thread, and the operations of each.
+struct Multiply {
+  float (*run)(int64_t count);
+  int64_t operations;
+};
+
+static Multiply multiply_at(Level level, Format format) {
+  constexpr int64_t FLOATS = 12 * 16 * 2;
 #if defined(MILLRACE_X86_LEVELS)
-  if (level == Level::AVX512_BF16) return avx512::multiply_add_pairs(count);
-  if (level >= Level::AVX512) return avx512::multiply_add(count);
-  if (level == Level::AVX2) return avx2::multiply_add(count);
+  if (level == Level::AVX512_BF16) return {avx512::multiply_add_pairs, FLOATS * 2};
+  if (level >= Level::AVX512) return {avx512::multiply_add, FLOATS};
+  if (level == Level::AVX2) {
+    if (format == Format::INT8) return {avx2::multiply_words, 6 * 16 * 2};
+    if (format == Format::INT4) return {avx2::multiply_halves, 6 * 8 * 32 * 2};
+    return {avx2::multiply_add, FLOATS};
+  }
 #endif
-  (void)level;
-  return portable::multiply_add(count);
+  (void)level, (void)format;
+  return {portable::multiply_add, FLOATS};
 }
 
 #if defined(__x86_64__) || defined(MILLRACE_EMULATE_TILES)
@@ -75,9 +87,11 @@ EXPORT float millrace_read(void* pool, int32_t level, const uint8_t* from, int64
   return total;
 }
 
-// Multiply with all threads; returns the operations done. `factors`: 1 MiB per thread of bf16 that
-// are not zero, read at the AMX level only.
-EXPORT int64_t millrace_multiply(void* pool, int32_t level, const uint8_t* factors, int64_t count) {
+// Multiply with all threads what weights of `format` are multiplied with at AVX2, where each kind has a
+// rate of its own; floats elsewhere. Returns the operations done. `factors`: 1 MiB per thread of bf16
+// that are not zero, read at the AMX level only.
+EXPORT int64_t millrace_multiply(void* pool, int32_t level, int64_t format, const uint8_t* factors,
+                                 int64_t count) {
   Pool& threads = *static_cast<Pool*>(pool);
   int64_t pieces = threads.num_threads() * 4;
 #if defined(__x86_64__) || defined(MILLRACE_EMULATE_TILES)
@@ -89,10 +103,8 @@ EXPORT int64_t millrace_multiply(void* pool, int32_t level, const uint8_t* facto
   }
 #endif
   (void)factors;
+  Multiply multiply = multiply_at(Level(level), Format(format));
   float parts[64] = {};
-  threads.each(pieces, [&](int64_t, int thread) {
-    parts[thread % 64] += multiply_at(Level(level), count);
-  });
-  int64_t pairs = Level(level) == Level::AVX512_BF16 ? 2 : 1;
-  return parts[0] == -1.0f ? 0 : pieces * count * 12 * 16 * 2 * pairs;
+  threads.each(pieces, [&](int64_t, int thread) { parts[thread % 64] += multiply.run(count); });
+  return parts[0] == -1.0f ? 0 : pieces * count * multiply.operations;
 }

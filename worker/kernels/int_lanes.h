@@ -57,7 +57,8 @@ inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum
 }
 
 #elif LANES_LEVEL == 256
-// No instruction here multiplies bytes without saturation; words in pairs it is.
+// No instruction here multiplies bytes without saturation; words in pairs it is. Half bytes are small
+// enough for the one that would saturate, see `linear_int_halves_body.h`.
 using Activation = int16_t;
 struct Ints {
   __m256i v, w;
@@ -75,16 +76,6 @@ inline Bytes in_words(__m256i v, __m256i w) {
 }
 inline __m256i half_line(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline Bytes bytes(const uint8_t* line) { return in_words(half_line(line), half_line(line + 32)); }
-inline Bytes low_halves(const uint8_t* line) {
-  __m256i low = _mm256_set1_epi8(15);
-  return in_words(_mm256_and_si256(half_line(line), low),
-                  _mm256_and_si256(half_line(line + 32), low));
-}
-inline Bytes high_halves(const uint8_t* line) {
-  __m256i low = _mm256_set1_epi8(15);
-  return in_words(_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
-                  _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low));
-}
 inline int32_t total(Ints a) {
   __m256i eight = _mm256_add_epi32(a.v, a.w);
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
@@ -104,11 +95,19 @@ inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum
   }
   return sum;
 }
-inline void store_words(uint8_t* line, __m256i even, __m256i odd) {
-  _mm256_storeu_si256((__m256i*)line, _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
-}
-inline void store_bytes(uint8_t* line, const Bytes& a) {
-  store_words(line, a.even_v, a.odd_v), store_words(line + 32, a.even_w, a.odd_w);
+// The same in bytes, in their own order.
+inline Ints store_activations(int8_t* to, const Lanes (&scaled)[4], Ints sum, bool) {
+  __m256i words[4], ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 4; i++) {
+    words[i] = _mm256_packs_epi32(_mm256_cvtps_epi32(scaled[i].v), _mm256_cvtps_epi32(scaled[i].w));
+    sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(words[i], ones));
+  }
+  __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  for (int i = 0; i < 2; i++) {
+    __m256i bytes = _mm256_packs_epi16(words[2 * i], words[2 * i + 1]);
+    _mm256_storeu_si256((__m256i*)(to + 32 * i), _mm256_permutevar8x32_epi32(bytes, order));
+  }
+  return sum;
 }
 inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
   int32_t even, odd;
@@ -119,6 +118,39 @@ inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
   sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.odd_v, o));
   sum.w = _mm256_add_epi32(sum.w, _mm256_madd_epi16(weights.odd_w, o));
   return sum;
+}
+
+// Half a line: four inputs of sixteen outputs.
+struct Halves {
+  __m256i v, w;
+};
+// Two sums of each output.
+struct Words {
+  __m256i v, w;
+};
+inline Halves low_halves(const uint8_t* line) {
+  __m256i low = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(half_line(line), low), _mm256_and_si256(half_line(line + 32), low)};
+}
+inline Halves high_halves(const uint8_t* line) {
+  __m256i low = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
+          _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low)};
+}
+// The sums by hand: gcc 12 makes all the products first, and has no registers for them.
+inline Words add_pairs(Words sum, Halves weights, const int8_t* x) {
+  int32_t four;
+  memcpy(&four, x, sizeof four);
+  __m256i inputs = _mm256_set1_epi32(four);
+  __m256i v = _mm256_maddubs_epi16(weights.v, inputs), w = _mm256_maddubs_epi16(weights.w, inputs);
+  asm("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(v));
+  asm("vpaddw %1, %0, %0" : "+x"(sum.w) : "x"(w));
+  return sum;
+}
+inline Ints add_words(Ints sum, Words words) {
+  __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(words.v, ones)),
+          _mm256_add_epi32(sum.w, _mm256_madd_epi16(words.w, ones))};
 }
 
 #else

@@ -47,7 +47,7 @@ class Library:
         self.contenders = self._function("millrace_contenders", i64, i32, pointer)
         self.nucleus = self._function("millrace_nucleus", i64, i32, pointer)
         self.read = self._function("millrace_read", ctypes.c_float, pointer, i32, pointer, i64)
-        self.multiply = self._function("millrace_multiply", i64, pointer, i32, pointer, i64)
+        self.multiply = self._function("millrace_multiply", i64, pointer, i32, i64, pointer, i64)
         self.kinds = int(self._function("millrace_kinds", ctypes.c_uint64)())
         self.highest_level = Level(self._function("millrace_highest_level", i32)())
 

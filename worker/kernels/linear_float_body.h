@@ -23,7 +23,9 @@ __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
   float* kept = KEEP ? t.kept + (b * BLOCK + ODD) * PANEL : nullptr;
   Lanes sums[ROWS][PANELS];
+#pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
   for (int i = 0; i < BLOCK / 2; i += 2) {
     // Of several rows the first cache is full of what their tile works with.

@@ -49,7 +49,7 @@ constexpr int float_width(int) { return 1; }
 #endif
 
 // Inputs of a piece of many tiles: its weights stay in the first cache beside the activations.
-constexpr int64_t KEPT_INPUTS = 128;
+constexpr int64_t KEPT_INPUTS = LANES_LEVEL == 256 ? 256 : 128;
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
 
 // A rectangle of the output and the inputs of one pass over it.

@@ -2,12 +2,14 @@
 #include "int_lanes.h"
 
 struct Int8Weights {
+  using Input = Activation;
   static constexpr Format FORMAT = Format::INT8;
   static constexpr int64_t LINE_INPUTS = 4;
   static constexpr int32_t OFFSET = 128;
 };
 
 struct Int4Weights {
+  using Input = int8_t;
   static constexpr Format FORMAT = Format::INT4;
   static constexpr int64_t LINE_INPUTS = 8;
   static constexpr int32_t OFFSET = 8;
@@ -15,6 +17,7 @@ struct Int4Weights {
 
 // Weights of INT4 that a tile has made bytes of, for those after it.
 struct Int4Bytes {
+  using Input = int8_t;
   static constexpr Format FORMAT = Format::INT4;
   static constexpr int64_t LINE_INPUTS = 4;
 };
@@ -82,7 +85,7 @@ struct Stream {
 
 // A rectangle of the output and the groups of one pass over it.
 struct IntTile {
-  const Activation* x;     // [inputs of the pass / CHUNK][rows][CHUNK]
+  const uint8_t* x;        // [inputs of the pass / CHUNK][rows][CHUNK] of W::Input
   const float* x_scales;   // [groups][rows]
   const int32_t* starts;   // [groups][rows]
   const uint8_t* weights;  // first panel, first group of the pass
@@ -108,6 +111,8 @@ constexpr int64_t SOON = 1024;
 // Of so few tiles each makes bytes of INT4: 9 vector operations beside 48 products of eight rows. AMD
 // does them on other ports, and a vector that is stored costs it more (16 rows: 8 %).
 inline int64_t unkept_tiles() { return ON_AMD ? 2 : 1; }
+template <class W>
+constexpr bool keeps_bytes = W::LINE_INPUTS == 8 && LANES_LEVEL != 256;  // there bytes are of no use
 
 // Whether rows are tall tiles that go through one panel after the other. On AMD those of one tile wait
 // for memory, which one stream asks for best, and weights of INT4 are made bytes of once for all of
@@ -159,7 +164,7 @@ template <class W, int ROWS, int PANELS, bool KEEP>
 inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
   Stream fetch = t.fetch;
   const bool near = ON_AMD, soon = t.first;
-  const Activation* x = t.x + g * t.group * ROWS;
+  const auto* x = (const typename W::Input*)t.x + g * t.group * ROWS;
   const uint8_t* line = t.weights + g * (t.group / W::LINE_INPUTS * 64);
   uint8_t* kept = KEEP ? t.kept + g * t.group * PANEL : nullptr;
   Ints sums[ROWS][PANELS];
@@ -209,6 +214,8 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 
 #if LANES_LEVEL == 512
 #include "linear_int_panel_body.h"
+#elif LANES_LEVEL == 256
+#include "linear_int_halves_body.h"
 #endif
 
 template <class W, int ROWS, int PANELS, bool KEEP>
@@ -216,7 +223,14 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
 #if LANES_LEVEL == 512
   if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS, ONCE>(t);
 #endif
-  for (int64_t g = 0; g < t.num_groups; g++) add_group<W, ROWS, PANELS, KEEP>(t, g);
+  for (int64_t g = 0; g < t.num_groups; g++) {
+#if LANES_LEVEL == 256
+    if constexpr (W::FORMAT == Format::INT4)
+      add_group_of_halves<ROWS>(t, g);
+    else
+#endif
+      add_group<W, ROWS, PANELS, KEEP>(t, g);
+  }
 }
 
 // One tile over all panels of a piece, side by side while as many are left.
@@ -241,7 +255,7 @@ void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) return int_rows<W, ROWS - 1>(t, num_rows, num_panels);
   }
-  if constexpr (W::LINE_INPUTS == 8 && 2 * ROWS >= INT_ROWS) {
+  if constexpr (keeps_bytes<W> && 2 * ROWS >= INT_ROWS) {
     if (t.keep) return int_panels<W, ROWS, true>(t, num_panels);
   }
   int_panels<W, ROWS, false>(t, num_panels);
@@ -249,13 +263,20 @@ void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
 
 #include "linear_quantise_body.h"
 
+// How far ahead of a lone tile its weights are asked for. Few rows in the vectors of AVX2, Zen 2: nearer
+// (1 row 5 to 10 %).
+inline int64_t tile_ahead(int64_t num_rows) {
+  if (!ON_AMD) return 2048;
+  return LANES_LEVEL == 256 && num_rows <= 2 ? 1024 : 3072;
+}
+
 // One piece for the rows of `tiles`, from row `first` on. Of INT4 the first tile keeps its weights for
 // the others.
 template <class W>
 void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, const QuantisedRow& layout,
                const Piece& now, const Piece& next, const Order& order, PassSums& pass_sums) {
   constexpr bool HALVES = W::FORMAT == Format::INT4;
-  alignas(64) uint8_t kept[HALVES ? MOST_WIDTH * KEPT_BYTES : 1];
+  alignas(64) uint8_t kept[keeps_bytes<W> ? MOST_WIDTH * KEPT_BYTES : 1];
   int64_t padded = order.num_inputs, panel = panel_bytes(W::FORMAT, padded);
   int64_t stride = order.stride * panel;
   int64_t first_group = now.k / a.group, num_groups = now.num_inputs / a.group;
@@ -272,9 +293,9 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
   }
   for (int64_t p = 0; !HALVES && p < now.num_panels; p++)
     __builtin_prefetch(a.scales + (now.panel + p * order.stride) * PANEL * 4);  // wanted at the end
-  bool keep = HALVES && !one && tiles.count > unkept_tiles();
+  bool keep = keeps_bytes<W> && !one && tiles.count > unkept_tiles();
   int64_t in_a_row = one ? now.num_panels : 1;
-  int64_t ahead = one ? stream_ahead(tiles.num_rows * W::LINE_INPUTS / 4) : ON_AMD ? 3072 : 2048;
+  int64_t ahead = one ? stream_ahead(tiles.num_rows * W::LINE_INPUTS / 4) : tile_ahead(tiles.num_rows);
   Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
                keep ? 2 * tiles.count - 1 : tiles.count, ahead);
   PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
@@ -283,7 +304,7 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
     QuantisedTile x(a, first, tiles, i, layout);
     sums.fetch_output(row, rows);
     bool kept_before = keep && i > 0;
-    IntTile t{(const Activation*)x.at + now.k * rows,
+    IntTile t{x.at + now.k * rows * int64_t(sizeof(typename W::Input)),
               x.scales() + first_group * rows,
               x.starts() + first_group * rows,
               kept_before ? kept : weights,
@@ -298,7 +319,7 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
               i == 0,
               keep,
               kept};
-    if constexpr (HALVES) {
+    if constexpr (keeps_bytes<W>) {
       if (kept_before) int_rows<Int4Bytes>(t, rows, now.num_panels);
     }
 #if LANES_LEVEL == 512
@@ -317,7 +338,7 @@ template <class W>
 void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
   constexpr int64_t CACHED = 1 << 20;  // activations
   int64_t padded = padded_inputs(W::FORMAT, a.num_inputs, a.group);
-  QuantisedRow layout(padded, a.group, sizeof(Activation));
+  QuantisedRow layout(padded, a.group, sizeof(typename W::Input));
   int64_t num_groups = layout.num_groups;
   for (int64_t first = 0; first < num_rows; first += ROWS_PER_PASS) {
     int64_t rows = min_of(ROWS_PER_PASS, num_rows - first);

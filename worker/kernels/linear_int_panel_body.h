@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void add_group_of_panel(Stream& fetch, con
 template <class W, int ROWS, int WHERE>
 __attribute__((noinline)) void add_panel_of_ints(IntTile& t) {
   Stream fetch = t.fetch;
-  const Activation* x = t.x;
+  const Activation* x = (const Activation*)t.x;
   const uint8_t* line = t.weights;
   for (int64_t g = 0; g < t.num_groups; g++) {
     Ints products[ROWS][1];

@@ -26,7 +26,7 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
                     int64_t end) {
   uint8_t* tiles = x.plan.tiles(a.scratch, row, first);
   quantise_groups<W>(a, row, first / a.group, end / a.group, [&](int64_t g) {
-    Activation* values = (Activation*)tiles + (g * a.group - first) / CHUNK * TILE_BYTES;
+    uint8_t* values = tiles + (g * a.group - first) / CHUNK * TILE_BYTES;
     int64_t m = row % TILE_ROWS;
     return GroupPlace{values, TILE_BYTES, x.scales(a.scratch, row, g) + m,
                       x.starts(a.scratch, row, g) + m};

@@ -33,8 +33,9 @@ inline GroupScale scale_of(const float* x, int64_t count, int64_t group) {
 }
 
 // Write a group, a chunk every `stride`; return the sum of its whole numbers.
-inline int32_t write_group(const float* x, int64_t count, int64_t group, float inverse,
-                           Activation* to, int64_t stride, bool past_caches) {
+template <class Input>
+inline int32_t write_group(const float* x, int64_t count, int64_t group, float inverse, Input* to,
+                           int64_t stride, bool past_caches) {
   alignas(64) float filled[MOST_GROUP];
   x = whole_group(x, inverse == 0.0f ? 0 : count, group, filled);  // zero times no number is none
   Ints sum = splat(0);
@@ -49,8 +50,8 @@ inline int32_t write_group(const float* x, int64_t count, int64_t group, float i
 
 // Where a group goes.
 struct GroupPlace {
-  Activation* values;
-  int64_t stride;  // from chunk to chunk
+  uint8_t* values;  // W::Input
+  int64_t stride;   // from chunk to chunk, in values
   float* scale;
   int32_t* start;
 };
@@ -74,7 +75,8 @@ inline void quantise_groups(const LinearArguments& a, int64_t row, int64_t first
       GroupPlace to = place_of(first + i);
       *to.scale = scales[i].scale;
       *to.start = -W::OFFSET * write_group(x + k, a.num_inputs - k, a.group, scales[i].inverse,
-                                           to.values, to.stride, a.inputs_past_caches);
+                                           (typename W::Input*)to.values, to.stride,
+                                           a.inputs_past_caches);
     }
   }
 }
@@ -103,7 +105,8 @@ void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t r
                   int64_t first, int64_t end) {
   quantise_groups<W>(a, row, first, end, [&](int64_t g) {
     int64_t place = g * tile.num_rows + m;
-    Activation* values = (Activation*)tile.at + g * a.group * tile.num_rows + CHUNK * m;
+    int64_t first = g * a.group * tile.num_rows + CHUNK * m;
+    uint8_t* values = tile.at + first * int64_t(sizeof(typename W::Input));
     return GroupPlace{values, CHUNK * tile.num_rows, tile.scales() + place, tile.starts() + place};
   });
 }

@@ -185,6 +185,17 @@ def test_quantised_products_are_exact_sums_in_order(form: Format) -> None:
     np.testing.assert_array_max_ulp(result, total, 1)  # float64 rounds twice, if seldom
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_products_of_int4_overflow_nowhere(sign: int) -> None:
+    """Weights of 15 steps above the lowest, and activations that all become 127, or -127."""
+    weight = np.full((16, 128), 7, np.float32)
+    weight[:, 5] = -8  # so that a step is 1
+    x = np.full((9, 128), sign, np.float32)
+    for level in levels():
+        result = linear(x, weight, form=Format.INT4, level=level)
+        np.testing.assert_allclose(result, np.full((9, 16), sign * (127 * 7 - 8)), rtol=1e-6)
+
+
 def test_wrong_operands_are_named() -> None:
     ops = backend()
     with pytest.raises(KernelError, match="weight has dtype int64"):
