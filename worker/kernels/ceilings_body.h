@@ -66,6 +66,7 @@ inline float multiply_halves(int64_t count) {
   __m256i sums[6] = {}, factor = _mm256_set1_epi8(3), term = _mm256_set1_epi8(5);
   for (int64_t n = 0; n < count; n++) {
     __m256i words[6] = {};
+#pragma GCC unroll 8
     for (int64_t eight = 0; eight < 8; eight++)
 #pragma GCC unroll 6
       for (int i = 0; i < 6; i++) {
