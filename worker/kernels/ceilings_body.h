@@ -15,13 +15,18 @@ inline float read_piece(const uint8_t* from, int64_t bytes) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// `count` times twelve independent fused multiply-adds; returns something of all of them.
+// `count` times twelve fused multiply-adds, in as many chains as the registers hold; returns something
+// of all of them.
 inline float multiply_add(int64_t count) {
-  Lanes sums[12], factor = splat(0.999f), term = splat(0.001f);
-  for (int i = 0; i < 12; i++) sums[i] = splat(float(i));
+  constexpr int CHAINS = LANES_LEVEL == 256 ? 6 : 12;
+  float start[16];
+  for (int i = 0; i < 16; i++) start[i] = float(i);  // halves that are equal are computed once
+  Lanes sums[CHAINS], factor = splat(0.999f), term = splat(0.001f);
+#pragma GCC unroll 12
+  for (int i = 0; i < CHAINS; i++) sums[i] = load(start) + splat(float(i));
   for (int64_t n = 0; n < count; n++)
 #pragma GCC unroll 12
-    for (int i = 0; i < 12; i++) sums[i] = fma(sums[i], factor, term);
+    for (int i = 0; i < 12; i++) sums[i % CHAINS] = fma(sums[i % CHAINS], factor, term);
   Lanes total = zero();
   for (Lanes part : sums) total = total + part;
   return sum(total);
@@ -72,7 +77,7 @@ inline float multiply_halves(int64_t count) {
       for (int i = 0; i < 6; i++) {
         __m256i product;
         PRODUCT("vpmaddubsw", product);
-        words[i] = _mm256_add_epi16(words[i], product);
+        asm("vpaddw %1, %0, %0" : "+x"(words[i]) : "x"(product));  // in this order, as in `add_pairs`
       }
 #pragma GCC unroll 6
     for (int i = 0; i < 6; i++)
