@@ -18,7 +18,8 @@ MIN_RUNS = 4
 MULTIPLY_S = 0.05
 QUANTIZED = (Format.INT8, Format.INT4)
 INTEGER_TIMES = {Level.AVX512: 4.0, Level.AVX512_BF16: 2.0, Level.AMX: 2.0}
-"""How many times as fast as `multiply` the products of bytes are; at AVX2 they are measured."""
+"""How many times as fast as `multiply` the products of bytes are;
+at AVX2 they are measured, and the portable level has no more than its floats."""
 
 
 class Ceilings(NamedTuple):

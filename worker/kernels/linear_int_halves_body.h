@@ -4,10 +4,12 @@
 
 constexpr int64_t WORD_INPUTS = 32;  // that a sum in words has room for
 
-// As `add_group`, of one panel.
+// As `add_group`, of one panel. It asks for weights as that does: in a function of their own these lines
+// give `add_group` other code at AVX512.
 template <int ROWS>
 inline __attribute__((always_inline)) void add_group_of_halves(IntTile& t, int64_t g) {
   Stream fetch = t.fetch;
+  const bool near = ON_AMD, first = t.first;
   const int8_t* x = (const int8_t*)t.x + g * t.group * ROWS;
   const uint8_t* line = t.weights + g * (t.group / 8 * 64);
   Ints sums[ROWS][1];
@@ -20,7 +22,12 @@ inline __attribute__((always_inline)) void add_group_of_halves(IntTile& t, int64
     for (int m = 0; m < ROWS; m++) words[m] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
 #pragma GCC unroll 4
     for (int j = 0; j < WORD_INPUTS / 8; j++, x += 8, line += 64) {
-      fetch.step<1, ONCE>();
+      if (__builtin_expect(near, 1)) {
+        fetch.step<1, ONCE>();
+      } else {
+        fetch.step<1, SECOND_CACHE>();
+        if (first) __builtin_prefetch(line + SOON);
+      }
       Halves weights = low_halves(line);
 #pragma GCC unroll 8
       for (int m = 0; m < ROWS; m++) words[m] = add_pairs(words[m], weights, x + CHUNK * m);

@@ -105,8 +105,8 @@ void quantise_row(const LinearArguments& a, const QuantisedTile& tile, int64_t r
                   int64_t first, int64_t end) {
   quantise_groups<W>(a, row, first, end, [&](int64_t g) {
     int64_t place = g * tile.num_rows + m;
-    int64_t first = g * a.group * tile.num_rows + CHUNK * m;
-    uint8_t* values = tile.at + first * int64_t(sizeof(typename W::Input));
+    int64_t start = g * a.group * tile.num_rows + CHUNK * m;
+    uint8_t* values = tile.at + start * int64_t(sizeof(typename W::Input));
     return GroupPlace{values, CHUNK * tile.num_rows, tile.scales() + place, tile.starts() + place};
   });
 }
