@@ -187,15 +187,24 @@ void walk(const Run& run, const Order& order, Compute&& compute) {
 
 // Rows cut into as few tiles as can be, of like heights; the higher ones come last.
 struct Tiles {
-  int64_t num_rows, count, low, num_low;
+  int64_t num_rows, count, low, num_low, high;
 
   Tiles(int64_t num_rows, int64_t most)
       : num_rows(num_rows),
         count(ceil_div(num_rows, most)),
         low(num_rows / count),
-        num_low(count - num_rows % count) {}
-  int64_t first(int64_t tile) const { return low * tile + max_of(0, tile - num_low); }
-  int64_t height(int64_t tile) const { return low + (tile >= num_low); }
+        num_low(count - num_rows % count),
+        high(low + 1) {}
+
+  // Those of two tiles, as few in the first as can be.
+  static Tiles uneven(int64_t num_rows, int64_t most) {
+    Tiles tiles(num_rows, most);
+    tiles.low = num_rows - most, tiles.num_low = 1, tiles.high = most;
+    return tiles;
+  }
+
+  int64_t first(int64_t tile) const { return low * tile + max_of(0, tile - num_low) * (high - low); }
+  int64_t height(int64_t tile) const { return tile < num_low ? low : high; }
 };
 
 // Whether the weights of a linear come from memory, guessed from their number: a model of smaller
