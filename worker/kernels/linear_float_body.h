@@ -1,15 +1,20 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
 
 constexpr int64_t FLOAT_PASS = 512;  // inputs of a piece of more rows than a tile has
-// A lone tile goes on as long as its activations leave room in the first cache.
-constexpr int64_t LONE_PASS = 1536, LONE_BYTES = 16 << 10;
+// A lone tile goes on as long as its activations leave room in the first cache; at AVX2, whose tiles
+// take longer over what they read, in the second.
+constexpr int64_t LONE_PASS = 1536, LONE_BYTES = (LANES_LEVEL == 256 ? 40 : 16) << 10;
 // In one stream the panel of a piece stays in the second cache, for the tiles after the first.
 constexpr int64_t STREAM_PASS = 4096;
 template <class W>
 constexpr int64_t FEW_TILES = W::INPUTS == 2 ? 4 : 2;
 
+// At AVX2 all tiles take the weights from the second cache, as they are: to widen them again takes less
+// than to begin the many short pieces that the first one holds (16 rows of bf16 on a Zen 2: 1.1 times).
+constexpr int64_t SHARED_INPUTS = 4096;  // of all panels of a piece
+
 template <class W>
-constexpr bool keeps = !std::is_void_v<typename W::Kept>;
+constexpr bool keeps = LANES_LEVEL != 256 && !std::is_void_v<typename W::Kept>;
 
 // The chains of the even inputs of block b; or those of the odd ones, with which the block is done.
 // A function of its own, so that nothing but the chains asks for registers. Weights that lie in the
@@ -17,6 +22,9 @@ constexpr bool keeps = !std::is_void_v<typename W::Kept>;
 template <class W, int ROWS, int PANELS, bool KEEP, bool ODD>
 __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
                                           Lanes (&even)[ROWS][PANELS]) {
+  constexpr bool FETCH_X = LANES_LEVEL != 256 && !keeps<W> && 2 * ROWS >= FLOAT_ROWS;
+  // Sixteen registers hold the weights of one panel beside the sums.
+  constexpr int TOGETHER = LANES_LEVEL == 256 && ROWS > 1 ? 1 : PANELS;
   Fetch fetch = t.fetch;
   const float* x = t.x + b * BLOCK * ROWS + ODD;
   const float* next_x = t.next_x + (2 * b + ODD) * (BLOCK / 2 * ROWS);
@@ -30,21 +38,25 @@ __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
   for (int i = 0; i < BLOCK / 2; i += 2) {
     // Of several rows the first cache is full of what their tile works with.
     fetch.step<PANELS, ROWS == 1 ? FIRST_CACHE : SECOND_CACHE>();
-    if constexpr (!keeps<W> && 2 * ROWS >= FLOAT_ROWS) __builtin_prefetch(next_x + i * ROWS);
+    if constexpr (FETCH_X) __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
-      Lanes weights[PANELS];
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) {
-        const uint8_t* from = pair + p * t.panel_stride + j * W::PAIR_BYTES;
-        weights[p] = ODD ? W::odd(from) : W::even(from);
-        if (KEEP) store(kept + p * KEPT_STRIDE + 2 * j * PANEL, weights[p]);
-      }
+      for (int first = 0; first < PANELS; first += TOGETHER) {
+        Lanes weights[TOGETHER];
+#pragma GCC unroll 4
+        for (int p = 0; p < TOGETHER; p++) {
+          const uint8_t* from = pair + (first + p) * t.panel_stride + j * W::PAIR_BYTES;
+          weights[p] = ODD ? W::odd(from) : W::even(from);
+          if (KEEP) store(kept + (first + p) * KEPT_STRIDE + 2 * j * PANEL, weights[p]);
+        }
 #pragma GCC unroll 16
-      for (int m = 0; m < ROWS; m++) {
-        const float& value = x[m * BLOCK + 2 * j];
+        for (int m = 0; m < ROWS; m++) {
+          const float& value = x[m * BLOCK + 2 * j];
 #pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) sums[m][p] = W::add(sums[m][p], value, weights[p]);
+          for (int p = 0; p < TOGETHER; p++)
+            sums[m][first + p] = W::add(sums[m][first + p], value, weights[p]);
+        }
       }
     }
     x += 4, pair += 2 * W::PAIR_BYTES;
@@ -193,11 +205,17 @@ void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, co
   }
 }
 
-// At AVX2 a tile of one or two rows takes panels side by side, and fills the registers as the tallest
-// does; three and four rows do not (8 rows of bf16 on a Zen 2: 1.13 times, 7 rows 1.16).
+// At AVX2 a tile of up to three rows takes panels side by side, and fills the registers as the tallest
+// does; four and five rows do not (8 rows of bf16 on a Zen 2: 1.13 times, 13 rows 1.09).
 inline Tiles float_tiles(int64_t num_rows) {
-  bool uneven = LANES_LEVEL == 256 && num_rows > FLOAT_ROWS && num_rows <= FLOAT_ROWS + 2;
+  int64_t rest = num_rows % FLOAT_ROWS;
+  bool uneven = LANES_LEVEL == 256 && num_rows > FLOAT_ROWS && rest >= 1 && rest <= 3;
   return uneven ? Tiles::uneven(num_rows, FLOAT_ROWS) : Tiles(num_rows, FLOAT_ROWS);
+}
+
+// Inputs of a pass, `most` or fewer: passes are alike, what one fetches is all of the next.
+inline int64_t like_pass(int64_t padded, int64_t most) {
+  return ceil_div(ceil_div(padded, ceil_div(padded, most)), BLOCK) * BLOCK;
 }
 
 // How rows of a few tiles go through the weights, or of many.
@@ -207,8 +225,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
   int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
   int64_t width = float_width(int(tiles.height(0)));
   if (floats_in_one_stream<W>(tiles.count, panels * bytes)) {
-    // Passes are alike: what one fetches is all of the next.
-    int64_t pass = ceil_div(ceil_div(padded, ceil_div(padded, STREAM_PASS)), BLOCK) * BLOCK;
+    int64_t pass = like_pass(padded, STREAM_PASS);
     // Of short panels several are a piece: to begin one takes 3 to 5 % of what a panel does.
     bool several = tiles.count == 1 && pass == padded;
     Order order = several ? Order::in_a_row(panels, padded, bytes, num_threads)
@@ -222,6 +239,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
     return Order::of_streams(panels, padded, width, pass, bytes, num_threads);
   }
   int64_t pass = tiles.count > FEW_TILES<W> ? KEPT_INPUTS * W::INPUTS : FLOAT_PASS;
+  if (LANES_LEVEL == 256) pass = like_pass(padded, SHARED_INPUTS / width);
   return Order(panels, padded, width, pass, CACHED / tiles.num_rows);
 }
 

@@ -42,15 +42,14 @@ constexpr int64_t FLOAT_ROWS = 8;
 constexpr int float_width(int rows) { return rows <= 2 ? 4 : 3; }
 #elif LANES_LEVEL == 256
 constexpr int64_t FLOAT_ROWS = 6;
-constexpr int float_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int float_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 #else
 constexpr int64_t FLOAT_ROWS = 4;
 constexpr int float_width(int) { return 1; }
 #endif
 
-// Inputs of a piece of many tiles: its weights stay in the first cache beside the activations. At AVX2
-// 128 are too few for what a piece takes beside its products (64 rows, Zen 2: 6 %).
-constexpr int64_t KEPT_INPUTS = LANES_LEVEL == 256 ? 256 : 128;
+// Inputs of a piece of many tiles: its weights stay in the first cache beside the activations.
+constexpr int64_t KEPT_INPUTS = 128;
 constexpr int64_t KEPT_STRIDE = KEPT_INPUTS * PANEL;  // of W::INPUTS each
 
 // A rectangle of the output and the inputs of one pass over it.

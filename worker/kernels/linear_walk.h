@@ -196,10 +196,10 @@ struct Tiles {
         num_low(count - num_rows % count),
         high(low + 1) {}
 
-  // Those of two tiles, as few in the first as can be.
+  // All but the first as high as can be.
   static Tiles uneven(int64_t num_rows, int64_t most) {
     Tiles tiles(num_rows, most);
-    tiles.low = num_rows - most, tiles.num_low = 1, tiles.high = most;
+    tiles.low = num_rows % most, tiles.num_low = 1, tiles.high = most;
     return tiles;
   }
 
