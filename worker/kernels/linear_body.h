@@ -15,6 +15,12 @@ struct PassSums {
   alignas(64) float values[Order::MOST_PIECES][ROWS_PER_PASS * MOST_WIDTH * PANEL];
 };
 
+// Inputs of a pass, in whole `unit`s, about `most` or fewer: passes are alike, so what one fetches is all
+// of the next.
+inline int64_t like_pass(int64_t padded, int64_t most, int64_t unit) {
+  return ceil_div(ceil_div(padded, ceil_div(padded, most)), unit) * unit;
+}
+
 // Those of a piece: zeros before the first pass, written to the output after the last. `row`: the
 // first of them, `num_rows` ROWS_PER_PASS at most.
 class PieceSums {

@@ -213,11 +213,6 @@ inline Tiles float_tiles(int64_t num_rows) {
   return uneven ? Tiles::uneven(num_rows, FLOAT_ROWS) : Tiles(num_rows, FLOAT_ROWS);
 }
 
-// Inputs of a pass, `most` or fewer: passes are alike, what one fetches is all of the next.
-inline int64_t like_pass(int64_t padded, int64_t most) {
-  return ceil_div(ceil_div(padded, ceil_div(padded, most)), BLOCK) * BLOCK;
-}
-
 // How rows of a few tiles go through the weights, or of many.
 template <class W>
 Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int64_t num_threads) {
@@ -225,7 +220,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
   int64_t panels = ceil_div(a.num_outputs, PANEL), bytes = panel_bytes(W::FORMAT, padded);
   int64_t width = float_width(int(tiles.height(0)));
   if (floats_in_one_stream<W>(tiles.count, panels * bytes)) {
-    int64_t pass = like_pass(padded, STREAM_PASS);
+    int64_t pass = like_pass(padded, STREAM_PASS, BLOCK);
     // Of short panels several are a piece: to begin one takes 3 to 5 % of what a panel does.
     bool several = tiles.count == 1 && pass == padded;
     Order order = several ? Order::in_a_row(panels, padded, bytes, num_threads)
@@ -239,7 +234,7 @@ Order order_of(const LinearArguments& a, int64_t padded, const Tiles& tiles, int
     return Order::of_streams(panels, padded, width, pass, bytes, num_threads);
   }
   int64_t pass = tiles.count > FEW_TILES<W> ? KEPT_INPUTS * W::INPUTS : FLOAT_PASS;
-  if (LANES_LEVEL == 256) pass = like_pass(padded, SHARED_INPUTS / width);
+  if (LANES_LEVEL == 256) pass = like_pass(padded, SHARED_INPUTS / width, BLOCK);
   return Order(panels, padded, width, pass, CACHED / tiles.num_rows);
 }
 
