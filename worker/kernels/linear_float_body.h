@@ -147,11 +147,11 @@ bool floats_in_one_stream(int64_t num_tiles, int64_t weight_bytes) {
          is_in_memory(weight_bytes);
 }
 
-// By a lone tile. AVX2 on AMD, a Zen 2: at 2048 one row is 1.1 to 1.2 times as slow.
+// By a lone tile.
 template <class W>
 int64_t fetched_ahead(bool one_stream, int64_t num_rows) {
   if (one_stream) return stream_ahead(num_rows);
-  if (LANES_LEVEL == 256 && ON_AMD) return num_rows <= 2 ? 1024 : 4096;
+  if (LANES_LEVEL == 256 && ON_AMD) return num_rows <= 2 ? few_rows_ahead(num_rows) : 4096;
   return W::INPUTS == 2 && num_rows > 2 ? 4096 : 2048;
 }
 

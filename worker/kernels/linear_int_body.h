@@ -27,6 +27,11 @@ struct Int4Bytes {
 constexpr int64_t INT_ROWS = 8;
 constexpr int int_width(int rows) { return rows <= 2 ? 4 : 3; }
 constexpr int64_t TALLEST = 16;  // of one panel: its sums alone leave registers for the rest
+#elif LANES_LEVEL == 256
+constexpr int64_t INT_ROWS = 4;
+// One stream of a thread is two thirds of what a Zen 2 reads, four are all of it.
+constexpr int int_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int64_t TALLEST = INT_ROWS;
 #else
 constexpr int64_t INT_ROWS = 4;
 constexpr int int_width(int) { return 1; }
@@ -185,6 +190,17 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #pragma GCC unroll 4
           for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
       }
+#if LANES_LEVEL == 256
+      // Sixteen registers hold the words of one panel beside the sums.
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        Bytes weights = bytes(line + p * t.panel_stride);
+#pragma GCC unroll 16
+        for (int m = 0; m < ROWS; m++) sums[m][p] = dot(sums[m][p], weights, x + CHUNK * m);
+      }
+      x += 4, line += 64;
+      continue;
+#endif
       Bytes weights[PANELS];
       if constexpr (W::LINE_INPUTS == 4) {
 #pragma GCC unroll 4
@@ -227,7 +243,7 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
   for (int64_t g = 0; g < t.num_groups; g++) {
 #if LANES_LEVEL == 256
     if constexpr (W::FORMAT == Format::INT4)
-      add_group_of_halves<ROWS>(t, g);
+      add_group_of_halves<ROWS, PANELS>(t, g);
     else
 #endif
       add_group<W, ROWS, PANELS, KEEP>(t, g);
@@ -264,11 +280,10 @@ void int_rows(IntTile& t, int64_t num_rows, int64_t num_panels) {
 
 #include "linear_quantise_body.h"
 
-// How far ahead of a lone tile its weights are asked for. Few rows in the vectors of AVX2, Zen 2: nearer
-// (1 row 5 to 10 %).
+// How far ahead of a lone tile its weights are asked for.
 inline int64_t tile_ahead(int64_t num_rows) {
   if (!ON_AMD) return 2048;
-  return LANES_LEVEL == 256 && num_rows <= 2 ? 1024 : 3072;
+  return LANES_LEVEL == 256 && num_rows <= 2 ? few_rows_ahead(num_rows) : 3072;
 }
 
 // One piece for the rows of `tiles`, from row `first` on. Of INT4 the first tile keeps its weights for
