@@ -198,9 +198,7 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #pragma GCC unroll 16
         for (int m = 0; m < ROWS; m++) sums[m][p] = dot(sums[m][p], weights, x + CHUNK * m);
       }
-      x += 4, line += 64;
-      continue;
-#endif
+#else
       Bytes weights[PANELS];
       if constexpr (W::LINE_INPUTS == 4) {
 #pragma GCC unroll 4
@@ -221,6 +219,7 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
         }
       }
       add_products(sums, weights, x);
+#endif
       x += 4, line += 64;
       if (KEEP) kept += 64;
     }
