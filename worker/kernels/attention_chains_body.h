@@ -65,7 +65,7 @@ __attribute__((noinline)) void weigh_chain(const uint8_t* const* values, int64_t
     How::read(values[j] + start, &v);
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; m++)
-      chain[m] = FloatInputs::add(chain[m], weights[m * SPLIT + j], v);
+      chain[m] = add_product(chain[m], weights[m * SPLIT + j], v);
   }
   end_chain<ODD>(chain, even, sums, MAX_HEAD_DIM);
 }

@@ -23,6 +23,7 @@ inline Lanes add_product(Lanes sum, Lanes a, Lanes b) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
   return sum;
 }
+inline Lanes add_product(Lanes sum, const float& a, Lanes b) { return add_product(sum, splat(a), b); }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Lanes magnitude(Lanes a) { return {_mm512_abs_ps(a.v)}; }
@@ -224,6 +225,7 @@ IN_LINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
 }
 #undef IN_LINE
 inline Lanes add_product(Lanes sum, Lanes a, Lanes b) { return fma(a, b, sum); }
+inline Lanes add_product(Lanes sum, const float& a, Lanes b) { return add_product(sum, splat(a), b); }
 // As the x86 instructions: the second operand when either is not a number.
 inline Lanes larger(Lanes a, Lanes b) { EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline Lanes smaller(Lanes a, Lanes b) { EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }

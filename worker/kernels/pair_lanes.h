@@ -52,11 +52,7 @@ inline Lanes odd_pairs(const void* first, const void* second) {
 struct FloatInputs {
   using Input = float;
   static constexpr int64_t INPUTS = 1;
-#if LANES_LEVEL == 256
   static Lanes add(Lanes sum, const float& x, Lanes weights) { return add_product(sum, x, weights); }
-#else
-  static Lanes add(Lanes sum, float x, Lanes weights) { return add_product(sum, splat(x), weights); }
-#endif
   static void write(Lanes x, float* out) { store(out, x); }
   static void write_past_caches(Lanes x, float* out) { store_past_caches(out, x); }
 };
