@@ -92,7 +92,10 @@ def _default(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fi
 
 def _linear(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:
     factor = scaling.number("factor")
-    return Rope(tuple(frequency / factor for frequency in plain))
+    original = _original(scaling, config, config.size("max_position_embeddings"))
+    return Rope(
+        tuple(frequency / factor for frequency in plain), max_positions=int(original * factor)
+    )
 
 
 def _llama3(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:

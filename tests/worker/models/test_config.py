@@ -212,6 +212,14 @@ def test_a_truncate_of_null_is_no(tmp_path: Path) -> None:
     assert null == no != read(tmp_path, rope_scaling=YARN)
 
 
+def test_linear_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
+    linear = {"type": "linear", "factor": 4.0}
+    trained = read(tmp_path).max_position_embeddings
+    assert read(tmp_path, rope_scaling=linear).max_position_embeddings == 4 * trained
+    told = linear | {"original_max_position_embeddings": trained // 2}
+    assert read(tmp_path, rope_scaling=told).max_position_embeddings == 2 * trained
+
+
 def test_yarn_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     assert read(tmp_path, rope_scaling=yarn).max_position_embeddings == 1024
