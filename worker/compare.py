@@ -32,6 +32,8 @@ class Difference(NamedTuple):
     """`max_abs` over the largest size of the left one."""
     cosine: float
     """Of all values as one vector; 1 = the same direction."""
+    is_finite: bool = True
+    """False where either side holds infinities or NaN; equal ones in equal places do not part."""
 
 
 def note_all(model: LoadedModel, token_ids: Sequence[int]) -> Noted:
@@ -89,7 +91,8 @@ def _difference(name: str, layer: int, left: Doubles, right: Doubles) -> Differe
         return Difference(name, layer, 0.0, 0.0, 1.0)
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         same = np.array_equal(left, right, equal_nan=True)
-        return Difference(name, layer, *((0.0, 0.0, 1.0) if same else (np.inf, np.inf, 0.0)))
+        how_far = (0.0, 0.0, 1.0) if same else (np.inf, np.inf, 0.0)
+        return Difference(name, layer, *how_far, is_finite=False)
     max_abs, size = float(np.abs(left - right).max()), float(np.abs(left).max())
     lengths = float(np.linalg.norm(left) * np.linalg.norm(right))
     cosine = float(np.vdot(left, right)) / lengths if lengths else float(max_abs == 0)

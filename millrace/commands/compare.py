@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"left   {left.backend.fingerprint}\nright  {right.backend.fingerprint}")
     print(f"tokens {len(token_ids)}\n")
     print(table(found if args.all else worst_of_layers(found), args.tolerance))
+    if wild := next((one for one in found if not one.is_finite), None):
+        print(f"\nnot all numbers are finite, first in {place(wild)}")
     parted = next((one for one in found if not one.max_rel <= args.tolerance), None)
     if parted is None:
         print(f"\nthey agree within {args.tolerance:g}")

@@ -69,6 +69,18 @@ def test_a_planted_fault_is_found(
     assert marked == ["1", "2", "-"]
 
 
+def test_numbers_that_overflow_on_both_sides_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "wild", num_hidden_layers=3)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][:] = np.float32(3e38)
+    save_file(tensors, folder / "model.safetensors")
+    sides = ("--left", "kernel_level=portable", "--right", "kernel_level=auto")
+    assert main(["compare", "--model", str(folder), *IDS, *sides]) == 0
+    assert "not all numbers are finite, first in down of layer 1" in lines(capsys)
+
+
 def test_a_prompt_is_read_by_the_folders_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
