@@ -54,6 +54,11 @@ class CallReader:
         self._choice = choice
         self.num_calls = 0
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether there are calls, and each can be run."""
+        return self.num_calls > 0 and self._parser is not None and not self._parser.is_cut
+
     def read(self, text: str, is_end: bool) -> list[Part]:
         """Return the content and the calls that are certain now, in turn; at the end, all."""
         if self._parser is None:
@@ -97,8 +102,9 @@ class Answer:
         self._calls = CallReader(order.tools, request_id, choice.index)
 
     @property
-    def num_calls(self) -> int:
-        return self._calls.num_calls
+    def has_calls(self) -> bool:
+        """Whether it calls functions, and does not end within a call."""
+        return self._calls.are_whole
 
     def take(self) -> Said:
         """Return what can be shown now; with the end of the choice, all that was withheld."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.errors import Unauthorized
+from common.errors import Forbidden, Unauthorized
 from common.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,39 @@ def parse_keys(text: str) -> dict[str, str]:
 
 
 class OpenDoor:
-    """Lets everybody in as one tenant: no key file is set."""
+    """Lets everybody in as one tenant: no key file is set.
+
+    But no page of another origin: whoever looks at it has a browser on a machine that may call, and
+    knows nothing of the call. Where keys are asked, no page need be refused: it has none.
+    """
 
     def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
         self._tenant = tenant
 
     def tenant_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the one tenant; raise Forbidden for a page of another origin."""
+        if is_of_other_page(headers):
+            raise Forbidden(
+                "this page may not call: allowed_origins of the gateway does not name its origin",
+                code="origin_not_allowed",
+            )
         return self._tenant
 
     def is_admin(self, tenant: str) -> bool:
         return True
+
+
+def is_of_other_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Tell whether a browser sends this for a page of another origin.
+
+    Newer ones say so (Fetch Metadata, w3.org/TR/fetch-metadata); of others host and origin differ.
+    """
+    origin = headers.get(b"origin", b"")
+    if not origin:
+        return False
+    if site := headers.get(b"sec-fetch-site"):
+        return site != b"same-origin"
+    return origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
 
 
 class KeyFile:

@@ -1,7 +1,9 @@
 """Cross-origin resource sharing: pages of the origins an operator names may call from a browser.
 
 Knows the Fetch standard's headers (fetch.spec.whatwg.org, "CORS protocol") and no route. Calls
-without `Origin`, all but browsers', go to the application as they are.
+without `Origin`, all but browsers', go to the application as they are. What a page sends with a
+plain content type comes without a preflight, and only its reply is hidden: an open door refuses it
+(`auth.py`), which knows a page that may call by its `Origin` being taken off here.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Cors:
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        mine = [pair for pair in scope["headers"] if pair[0] != b"origin"]  # like any other's
+        await self._app({**scope, "headers": mine}, receive, send_with_headers)
 
     def _allows(self, origin: str) -> bool:
         return ANY in self._origins or origin in self._origins

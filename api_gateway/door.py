@@ -33,21 +33,21 @@ class Door:
         self._cache_secret = cache_secret
 
     async def read(self, call: Call, cls: type[R]) -> R:
-        """Return the typed body; raise InvalidRequest or PayloadTooLarge.
-
-        From here on the call goes by the request id in the body, where there is one.
-        """
-        body = self.typed(await self.content(call), cls)
-        call.adopt_request_id(getattr(body, "request_id", None))
-        return body
+        """Return the typed body; raise InvalidRequest or PayloadTooLarge."""
+        return self.of(call, await self.content(call), cls)
 
     async def content(self, call: Call) -> bytes:
         """Return the body; raise PayloadTooLarge."""
         return await call.body(self._max_body_bytes)
 
-    def typed(self, content: bytes, cls: type[R]) -> R:
-        """Return what stands in a body; raise InvalidRequest."""
-        return parse(content, cls, self._is_lenient)
+    def of(self, call: Call, content: bytes, cls: type[R]) -> R:
+        """Return what stands in a body; raise InvalidRequest.
+
+        From here on the call goes by the request id in the body, where there is one.
+        """
+        body = parse(content, cls, self._is_lenient)
+        call.adopt_request_id(getattr(body, "request_id", None))
+        return body
 
     async def caller(self, call: Call, model: str | None) -> Caller:
         """Return who asks. Raises NotFound for a model that is not served."""

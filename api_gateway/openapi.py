@@ -115,6 +115,8 @@ RULES: dict[str, dict[str, Schema]] = {
             "additionalProperties": {"type": "string", "maxLength": limits.MAX_METADATA_CHARS},
         }
     },
+    "prompt_cache_key": {"string": {"maxLength": limits.MAX_NOTE_CHARS}},
+    "safety_identifier": {"string": {"maxLength": limits.MAX_NOTE_CHARS}},
     "request_id": {"string": word("[A-Za-z0-9_.:-]", limits.MAX_REQUEST_ID_CHARS)},
     "stop": {
         "string": text(limits.MAX_STOP_STRING_CHARS),

@@ -26,10 +26,10 @@ from protos.tokenizer_pb2 import TextLogprobs
 FINISH_WORDS = {LENGTH: "length"}
 
 
-def finish_word(finish: Finish, num_calls: int = 0) -> str:
-    """Return OpenAI's word for how a choice ended."""
+def finish_word(finish: Finish, has_calls: bool = False) -> str:
+    """Return OpenAI's word for how a choice ended; a call cut by a stop string is none."""
     word = FINISH_WORDS.get(finish.reason, "stop")
-    return "tool_calls" if num_calls and word == "stop" else word
+    return "tool_calls" if has_calls and word == "stop" else word
 
 
 def stop_reason(finish: Finish) -> str | int | None:
@@ -104,7 +104,7 @@ class WholeReply(OnePiece):
         if self._order.num_logprobs is not None:
             logprobs = chat_logprobs(answer_rows(choice, choice.logprobs))
         shown = {"index": choice.index, "message": message, "logprobs": logprobs}
-        return self._with_ending(shown, choice, answer.num_calls)
+        return self._with_ending(shown, choice, answer.has_calls)
 
     def _text_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
         order, logprobs = self._order, None
@@ -123,10 +123,10 @@ class WholeReply(OnePiece):
         return self._with_ending(shown, choice)
 
     def _with_ending(
-        self, shown: dict[str, Any], choice: Choice, num_calls: int = 0
+        self, shown: dict[str, Any], choice: Choice, has_calls: bool = False
     ) -> dict[str, Any]:
         assert choice.finish is not None
-        shown["finish_reason"] = finish_word(choice.finish, num_calls)
+        shown["finish_reason"] = finish_word(choice.finish, has_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
         if self._order.return_token_ids:
             shown["token_ids"] = ids_of(choice.token_ids)[: num_output_tokens(choice)]

@@ -16,8 +16,8 @@ Scalar = str | int | float | bool | None
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream carries beside text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
     include_obfuscation: Literal[False] | None = None
 
 

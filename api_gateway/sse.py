@@ -205,8 +205,8 @@ class EventStream(Stream):
         """Return the chunk that says how a choice ended."""
         assert choice.finish is not None
         shown = self._chunks.choice(choice.index, None)
-        num_calls = self._answers[choice.index].num_calls
-        shown["finish_reason"] = finish_word(choice.finish, num_calls)
+        has_calls = self._answers[choice.index].has_calls
+        shown["finish_reason"] = finish_word(choice.finish, has_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
         return frame(self._chunks.event(shown, **self._usage_so_far()))
 

@@ -33,10 +33,15 @@ def check_routing(body: Routing) -> None:
     if body.cache_salt is not None and not SALT.fullmatch(body.cache_salt):
         most = limits.MAX_CACHE_SALT_CHARS
         raise refuse(f"cache_salt must be 1 to {most} characters of A-Z a-z 0-9 _ -", "cache_salt")
-    check_metadata(body.metadata or {})
+    check_notes(body)
 
 
-def check_metadata(pairs: dict[str, str]) -> None:
+def check_notes(body: Routing) -> None:
+    """Check what a client notes for itself."""
+    for name in ("prompt_cache_key", "safety_identifier"):
+        if len(getattr(body, name) or "") > (most := limits.MAX_NOTE_CHARS):
+            raise refuse(f"{name} has more than {most} characters", name)
+    pairs = body.metadata or {}
     check_count(pairs, limits.MAX_METADATA, "metadata")
     most, chars = limits.MAX_METADATA_KEY_CHARS, limits.MAX_METADATA_CHARS
     if any(not 0 < len(key) <= most or len(value) > chars for key, value in pairs.items()):

@@ -60,6 +60,8 @@ MAX_CACHE_SALT_CHARS = 64
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_CHARS = 512
+MAX_NOTE_CHARS = 64
+"""Of `prompt_cache_key` and `safety_identifier`, as OpenAI has it."""
 MAX_PROMPT_CHOICES = 256
 """Prompts of a request times its n."""
 MAX_EMBEDDING_INPUTS = 2048
@@ -67,6 +69,8 @@ MAX_CONVERTED_TOKENS = 2**20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_EOS_TOKEN_IDS = 256
+"""Of a model folder; they end a request beside those it names."""
 MAX_LOGIT_BIASES = 1024
 MAX_REQUEST_ID_CHARS = 128
 MAX_BAD_WORDS = 256

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.model_folder import Fields, ModelFolderError, read_object
 from protos.common_pb2 import LAST, MEAN, Pooling
-from protos.limits import LIMITS, MAX_U32, violation
+from protos.limits import LIMITS, MAX_EOS_TOKEN_IDS, MAX_U32, violation
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 POOLING_FIELDS = {"pooling_mode_lasttoken": LAST, "pooling_mode_mean_tokens": MEAN}
@@ -116,6 +116,8 @@ def eos_token_ids(place: Fields, vocab_size: int) -> frozenset[int]:
     value = place.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     highest = vocab_size or MAX_U32 + 1
+    if len(ids) > MAX_EOS_TOKEN_IDS:
+        raise place.error("eos_token_id", f"{len(ids)} ids", f"at most {MAX_EOS_TOKEN_IDS}")
     for one in ids:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < highest:
             allowed = f"token ids from 0 to {highest - 1}, or null"

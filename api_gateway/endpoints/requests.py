@@ -72,10 +72,10 @@ class Requests:
         """Return the order of the body, which is a chat's when it has messages."""
         content = await self._door.content(call)
         if "messages" in decode(content):
-            chat = self._door.typed(content, ChatRequest)
+            chat = self._door.of(call, content, ChatRequest)
             check_chat(chat)
             return order_chat(chat, await self._door.caller(call, chat.model))
-        body = self._door.typed(content, CompletionRequest)
+        body = self._door.of(call, content, CompletionRequest)
         prompts = check_completion(body)
         caller = await self._door.caller(call, body.model)
         return order_completion(body, prompts, caller)

@@ -47,6 +47,10 @@ class Offer:
 class ToolParser(Protocol):
     """Reads the answer of one choice."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call was shown and its arguments are not whole yet."""
+
     def feed(self, text: str) -> list[Delta]:
         """Return what is certain now."""
 
@@ -130,6 +134,11 @@ class CallScan:
     @property
     def is_shown(self) -> bool:
         return self._arguments is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is shown and its arguments are not whole yet."""
+        return self.is_shown and self._arguments_end is None
 
     def read(self, text: str) -> int | None:
         """Read on in `text`, which begins with the object.

@@ -36,6 +36,10 @@ class Llama3Parser:
         self._call: CallScan | None = None
         self._is_plain = False
 
+    @property
+    def is_cut(self) -> bool:
+        return self._call is not None and self._call.is_cut
+
     def feed(self, text: str) -> list[Delta]:
         self._text += text
         deltas: list[Delta] = []

@@ -28,6 +28,7 @@ from common.errors import InvalidRequest
 
 SAME = (
     "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
+    "prompt_cache_key", "safety_identifier",
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "top_logprobs", "stream", "parallel_tool_calls",
 )  # fmt: skip

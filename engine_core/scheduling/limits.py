@@ -15,6 +15,7 @@ from engine_core.scheduling.sequence import Room
 from protos.limits import (
     LIMITS,
     MAX_ATTEMPTS,
+    MAX_EOS_TOKEN_IDS,
     MAX_REQUEST_ID_CHARS,
     MAX_STOP_TOKEN_IDS,
     violation,
@@ -22,6 +23,7 @@ from protos.limits import (
 from protos.worker import Add, Limits
 
 MAX_NEW_TOKENS = int(LIMITS["max_tokens"].high)
+MAX_ENDS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 
 
 class Facts(NamedTuple):
@@ -125,11 +127,8 @@ def _wrong_numbers(add: Add, facts: Facts) -> Iterator[Problem]:
     if limits.min_tokens > limits.max_tokens:
         numbers = f"{limits.min_tokens} > {limits.max_tokens}"
         yield _invalid(f"min_tokens must not exceed max_tokens: {numbers}", "min_tokens")
-    if len(limits.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        count = len(limits.stop_token_ids)
-        yield _invalid(
-            f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {count}", "stop_token_ids"
-        )
+    if (count := len(limits.stop_token_ids)) > MAX_ENDS:
+        yield _invalid(f"at most {MAX_ENDS} stop_token_ids, got {count}", "stop_token_ids")
     if len(add.request_id) > MAX_REQUEST_ID_CHARS:
         yield _invalid(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", "request_id")
     if len(add.resumed_token_ids) not in (0, limits.n):
@@ -201,7 +200,7 @@ def _decode(add: Add, now: float) -> Request:
 def _wrong_tokens(request: Request, facts: Facts) -> Iterator[Problem]:
     length = len(request.prompt)
     if length == 0:
-        yield _invalid("the prompt has no tokens", "prompt")
+        yield _invalid("the prompt is empty", "prompt")
     if length + _num_drawn(request) > facts.max_total:
         yield _too_long(request, facts)
     for name, ids in _columns(request):

@@ -57,8 +57,20 @@ async def test_pages_of_other_origins_may_not(fake: FakeTokenizer, origins: str)
     async with calling(fake, origins) as http:
         asked = await http.options(PATH, headers={"Origin": OTHER, **PREFLIGHT})
         assert asked.status_code == 405 and not told(asked)
-        reply = await http.post(PATH, json=chat(), headers={"Origin": OTHER})
-        assert reply.status_code == 200 and not told(reply)
+        for headers in ({"Origin": OTHER}, {"Origin": "null"},
+                        {"Origin": OTHER, "Sec-Fetch-Site": "cross-site"},
+                        {"Origin": OTHER, "Content-Type": "text/plain"}):  # fmt: skip
+            reply = await http.post(PATH, json=chat(), headers=headers)
+            assert reply.status_code == 403 and not told(reply)
+            assert reply.json()["error"]["code"] == "origin_not_allowed"
+
+
+async def test_the_gateways_own_page_may_call(fake: FakeTokenizer) -> None:
+    async with calling(fake, "") as http:
+        own = f"http://{http.base_url.netloc.decode()}"
+        for headers in ({"Origin": own}, {"Origin": MINE, "Sec-Fetch-Site": "same-origin"}):
+            reply = await http.post(PATH, json=chat(), headers=headers)
+            assert reply.status_code == 200 and not told(reply)
 
 
 @pytest.mark.parametrize("origins", ["chat.example", "https://a/b", "https://a b", ","])

@@ -214,6 +214,19 @@ async def test_forced_arguments_flow_and_a_cut_call_is_length(
     assert summed(stream)[0]["tool_calls"][0]["function"] == function
 
 
+@pytest.mark.parametrize(("end", "reason"), [(60, "stop"), (W.index("}}") + 1, "tool_calls")])
+async def test_a_call_cut_by_a_stop_string_is_none_to_run(
+    client: httpx.AsyncClient, fake: FakeTokenizer, end: int, reason: str
+) -> None:
+    """Whole arguments can be run, with or without the tag behind them."""
+    fake.script = saying(W[:50], W[50:end], stop_string="}")
+    body = chat(tools=TOOLS, tool_choice="required")
+    whole = (await client.post(URL, json=body)).json()["choices"][0]
+    assert whole["finish_reason"] == reason and whole["stop_reason"] == "}"
+    stream = events((await client.post(URL, json={**body, "stream": True})).text)
+    assert summed(stream)[1] == reason
+
+
 async def test_one_call_at_most_without_parallel_calls(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_top_k_of_minus_one_is_off_and_one_with_a_point_a_number(tmp_path: Pat
     [
         ("generation_config", {"eos_token_id": "257"}, "eos_token_id is '257', allowed: token ids"),
         ("generation_config", {"eos_token_id": [5, -1]}, "allowed: token ids from 0 to 99"),
+        ("generation_config", {"eos_token_id": [1] * 257}, "eos_token_id is '257 ids'"),
         ("generation_config", {"eos_token_id": 100}, "allowed: token ids from 0 to 99"),
         ("generation_config", {"temperature": "hot"}, "temperature is 'hot', allowed: a number"),
         ("generation_config", {"temperature": -1}, "allowed: a number from 0 to 2"),
