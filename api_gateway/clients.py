@@ -22,7 +22,7 @@ from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
 from common.rpc import channel, resolve
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
-from protos.limits import MAX_ATTEMPTS, attempts
+from protos.limits import MAX_ATTEMPTS, MAX_REPLAYS, attempts, only_waited
 from protos.tokenizer_pb2 import CancelRequest, TextMessage
 from protos.tokenizer_pb2_grpc import TokenizerStub
 
@@ -200,16 +200,23 @@ class TextClients:
         self._unhold(job)
         fail(job, Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1))
 
-    def _replay(self, job: Job, choices: list[Choice]) -> None:
-        """Run `choices` again from where they are, on whichever link there is."""
+    def _replay(self, job: Job, choices: list[Choice], heard_s: float = 0.0) -> None:
+        """Run `choices` again from where they are, on whichever link there is.
+
+        `heard_s`: when a tokenizer that was lost spoke for the last time.
+        """
         most = max(choice.num_tokens - choice.num_at_send for choice in choices)
-        job.attempt, job.num_replays = attempts(job.attempt, most), job.num_replays + 1
+        sent_s = max(choice.sent_s for choice in choices)
+        has_waited = only_waited(most, sent_s, heard_s)
+        job.attempt = max(1, job.attempt) if has_waited else attempts(job.attempt, most)
+        job.num_replays += 1
         log.warning(
             "replay",
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
-        if job.attempt >= MAX_ATTEMPTS:
-            fail(job, Unavailable(f"lost {MAX_ATTEMPTS} times", code="replica_lost"))
+        if job.attempt >= MAX_ATTEMPTS or job.num_replays >= MAX_REPLAYS:
+            lost = Unavailable(f"lost {job.num_replays} times", code="replica_lost")
+            fail(job, lost)
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])
@@ -285,7 +292,7 @@ class TextClients:
         for job in list(link.jobs):
             job.link = None
             if not self._is_closing and job.unfinished:
-                self._replay(job, job.unfinished)
+                self._replay(job, job.unfinished, link.heard_s)
 
 
 def stub(peer: Peer) -> Any:

@@ -43,6 +43,7 @@ class Link:
         self.states: dict[str, tuple[EngineState, float]] = {}
         self.demux = Demux()
         self.jobs: dict[Job, None] = {}
+        self.heard_s = time.monotonic()
         self._call = call
         self._on_broken = on_broken
         self._adds: deque[TextRequest] = deque()
@@ -60,8 +61,9 @@ class Link:
     def send(self, request: TextRequest, choices: list[Choice]) -> None:
         """Queue an add; its slots start at a new number."""
         request.slot = self.demux.add(choices)
+        now = time.monotonic()
         for choice in choices:
-            choice.num_at_send = choice.num_tokens
+            choice.num_at_send, choice.sent_s = choice.num_tokens, now
         self._adds.append(request)
         self._outgoing.set()
 
@@ -117,6 +119,7 @@ class Link:
         self._aborts, self._pauses = [], {}
 
     def _receive(self, message: TextMessage) -> None:
+        self.heard_s = time.monotonic()
         kind = message.WhichOneof("body")
         if kind == "batch":
             self._deliver(message.batch)

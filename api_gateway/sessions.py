@@ -71,6 +71,7 @@ class Choice:
         "mailbox",
         "next_logprob",
         "num_at_send",
+        "sent_s",
         "num_prompt_tokens",
         "num_reasoning",
         "num_seen",
@@ -107,6 +108,7 @@ class Choice:
         self.last_arrival_s = 0.0
         self.num_seen = 0  # tokens the consumer has noticed
         self.num_at_send = 0  # tokens that there were when a tokenizer got it for the last time
+        self.sent_s = 0.0  # and when that was, monotonic
 
     @property
     def num_tokens(self) -> int:

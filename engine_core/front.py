@@ -116,7 +116,7 @@ class Front(EngineServicer):
         if taken := [slot for slot in slots if slot in caller.slots]:
             log.error("dropped a request on live slots", extra={"slots": taken})
         elif self._is_draining:
-            self._end(caller, slots, lost("the engine is shutting down"))
+            self._end(caller, slots, lost("the engine is shutting down", "replica_left"))
         else:
             self._place(caller, add)
 

@@ -106,6 +106,10 @@ MAX_ATTEMPTS = 3
 """A request under which so many tiers were lost, and that got no further, is not tried again."""
 PROOF_TOKENS = 8
 """A loss after so many tokens was not the doing of who got them: its attempts count anew."""
+PROOF_S = 2.0
+"""Who had a request for so long, still spoke, and then died did not die of taking it in."""
+MAX_REPLAYS = 32
+"""Of one HTTP request, whoever was to blame."""
 
 
 def attempts(before: int, num_tokens: int) -> int:
@@ -114,6 +118,15 @@ def attempts(before: int, num_tokens: int) -> int:
     0 is a new request, which may be turned away; 1 one that was let in before.
     """
     return 1 if num_tokens >= PROOF_TOKENS else before + 1
+
+
+def only_waited(num_tokens: int, sent_s: float, heard_s: float) -> bool:
+    """Tell whether a request had been taken in and had got nothing when the tier below was lost.
+
+    `num_tokens` since it was sent at `sent_s`; at `heard_s` the lost one spoke for the last time.
+    Then it waited for an engine or in one, which says itself who was being computed: no attempt.
+    """
+    return num_tokens == 0 and heard_s - sent_s >= PROOF_S
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -229,7 +229,7 @@ class TextPipeline:
             if ticket.is_open:
                 raise  # the loop ends; otherwise the request was aborted, which is no failure
         except TimeoutError:
-            self._refuse(ticket, DeadlineExceeded(f"no start within {deadline_ms} ms"))
+            self._refuse(ticket, DeadlineExceeded("the deadline has passed before the start"))
         except ServiceError as error:
             self._refuse(ticket, error)
         except (KeyboardInterrupt, SystemExit):
@@ -275,7 +275,7 @@ class TextPipeline:
             self._on_engine_state(lost)
         step = StepText()
         for choice in list(seat.live.values()):
-            self._replay(step, seat, choice, True)
+            self._replay(step, seat, choice, not choice.only_waited(seat.heard_s))
         step.deliver()
 
     def on_tokens(self, link: EngineLink, batch: TokenBatch) -> None:

@@ -120,7 +120,7 @@ class EngineSeat:
         self._next_slot += len(choices)
         for engine_slot, choice in enumerate(choices, first_slot):
             choice.seat, choice.engine_slot = self, engine_slot
-            choice.num_at_start = len(choice.token_ids)
+            choice.num_at_start, choice.started_s = len(choice.token_ids), time.monotonic()
             self.live[engine_slot] = choice
         self.link.add(
             GenerateRequest(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import DeadlineExceeded
 from protos.common_pb2 import Limits, PromptProgress
-from protos.limits import attempts
+from protos.limits import attempts, only_waited
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
 from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
@@ -66,7 +66,7 @@ class Ticket:
         spent_s = asyncio.get_running_loop().time() - self.submitted_s
         remaining_ms = deadline_ms - int(spent_s * 1000)
         if remaining_ms <= 0:
-            raise DeadlineExceeded(f"the deadline of {deadline_ms} ms has passed")
+            raise DeadlineExceeded("the deadline has passed")
         return remaining_ms
 
     @property
@@ -87,6 +87,8 @@ class Choice:
     attempt: int
     num_at_start: int = 0
     """Tokens that it had when an engine got it for the last time."""
+    started_s: float = 0.0
+    """And when that was, on the monotonic clock."""
     stream: TextStream | None = None
     split: SplitStream | None = None
     """Reads `stream` when thoughts and answer go out on channels of their own."""
@@ -102,6 +104,10 @@ class Choice:
     """Prompt tokens before this one have been shown: a replay shows them no second time."""
     replay_until_s: float | None = None
     """While lost: when to give up, in seconds of the loop's clock."""
+
+    def only_waited(self, heard_s: float) -> bool:
+        """Return whether an engine that spoke last at `heard_s` was not lost by this one."""
+        return only_waited(len(self.token_ids) - self.num_at_start, self.started_s, heard_s)
 
     def attempt_after_loss(self) -> int:
         """Return what `attempt` is now that the engine under it was lost."""

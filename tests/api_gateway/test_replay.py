@@ -10,6 +10,7 @@ import pytest
 
 from api_gateway import clients
 from api_gateway.__main__ import Gateway
+from protos import limits
 from protos.common_pb2 import LENGTH, Timings
 from protos.tokenizer_pb2 import TextBatch
 from tests.api_gateway.conftest import in_process, running, until
@@ -107,6 +108,26 @@ async def test_three_losses_end_a_request(fake: FakeTokenizer) -> None:
         assert len(fake.streams) >= 3
         fake.script = echo()
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_who_only_waits_outlives_any_number_of_tokenizers(
+    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a tokenizer has had for long while it spoke did not kill it, and is not blamed."""
+    monkeypatch.setattr(limits, "PROOF_S", 0.02)
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion()))
+        for _ in range(5):
+            stream, slot = await fake.arrivals.get()
+            await asyncio.sleep(0.05)
+            stream.state(ready=True)
+            await asyncio.sleep(0.05)
+            stream.break_off()
+        stream, slot = await fake.arrivals.get()
+        assert stream.requests_seen[slot].attempt == 1
+        echo(WORDS)(stream, slot)
+        assert (await asked).json()["choices"][0]["text"] == WORDS
 
 
 async def test_a_gap_is_replayed_and_a_duplicate_dropped(fake: FakeTokenizer) -> None:

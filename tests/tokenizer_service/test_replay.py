@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from protos import limits
 from protos.common_pb2 import ErrorDetail, FinishReason, Limits, Timings
 from protos.limits import PROOF_TOKENS
 from protos.tokenizer_pb2 import Resumed, TextOptions
@@ -96,6 +97,22 @@ async def test_three_losses_end_a_request(build: Build) -> None:
     end = stage.gateway.finishes[0]
     assert (end.reason, end.error.kind) == (FinishReason.ERROR, "Unavailable")
     assert not stage.link.adds
+
+
+async def test_who_only_waits_outlives_any_number_of_engines(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROOF_S", 0.02)
+    stage = build()
+    await stage.submit()
+    for number in range(5):
+        await asyncio.sleep(0.03)
+        stage.pipeline.on_state(stage.link)
+        stage.pipeline.detach_engine(stage.link)
+        stage.link = FakeLink(f"engine-{number}")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds))
+        assert stage.link.adds[0].attempt == 1
 
 
 async def test_replay_waits_only_so_long(build: Build) -> None:
