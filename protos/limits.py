@@ -106,7 +106,7 @@ MAX_ATTEMPTS = 3
 """A request under which so many tiers were lost, and that got no further, is not tried again."""
 PROOF_TOKENS = 8
 """A loss after so many tokens was not the doing of who got them: its attempts count anew."""
-PROOF_S = 2.0
+PROOF_S = 1.0
 """Who had a request for so long, still spoke, and then died did not die of taking it in."""
 MAX_REPLAYS = 32
 """Of one HTTP request, whoever was to blame."""
