@@ -52,11 +52,14 @@ class PromptBuilder:
         metrics: TokenizerMetrics,
         spells_no_tools: bool = False,
         knows_null: bool = False,
+        reads_parts_only: bool = False,
     ) -> None:
         """`spells_no_tools`: the template would leave tools out; messages spell them instead.
 
         `knows_null`: the template tells null content from empty text.
+        `reads_parts_only`: it wants every content as a list of parts.
         """
+        self._reads_parts_only = reads_parts_only
         self._knows_null = knows_null
         self._spells_no_tools = spells_no_tools
         self._tokenizer = tokenizer
@@ -135,6 +138,8 @@ class PromptBuilder:
             messages, tools = spelled(messages, tools), None
         nothing = None if self._knows_null else ""
         messages = [with_content(message, nothing) for message in messages]
+        if self._reads_parts_only:
+            messages = [with_parts(message) for message in messages]
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
             text = await self._template.render(with_objects, tools, prompt, kwargs)
@@ -204,6 +209,13 @@ def with_content(message: dict[str, Any], nothing: str | None) -> dict[str, Any]
     if message.get("content") is None and message.get("tool_calls"):
         return {**message, "content": nothing}
     return message
+
+
+def with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message`, its text as the one part of its content."""
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tokenizer_service.detokenizer import Detokenizer, NoText
 from tokenizer_service.formats import (
     TOOL_TAGS,
     knows_null,
+    reads_parts_only,
     reasoning_format,
     spells_no_tools,
     tool_format,
@@ -65,6 +66,7 @@ class TextModel:
             metrics,
             spells_no_tools(folder.templates),
             knows_null(folder.templates),
+            reads_parts_only(folder.templates),
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)
@@ -148,8 +150,8 @@ class TextModel:
             return
         try:
             await self._template.render([{"role": "user", "content": "Hi"}])
-        except InvalidRequest:
-            return  # this template asks for more; it is compiled all the same
+        except InvalidRequest as error:  # it may be broken, or ask for more than one message
+            log.warning("the chat template refuses a message", extra={"reason": error.message})
         except Unprocessable as error:  # chats will be told so one by one; other texts need none
             log.warning("the chat template overran", extra={"reason": error.message})
 

@@ -6,6 +6,7 @@ Knows no chat templates; knows which texts are special tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -22,7 +23,9 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from common.model_folder import ModelFolderError
 from protos.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
+from tokenizer_service.formats import TOOL_TAGS
 from tokenizer_service.model_folder import ModelFolder
+from tokenizer_service.reasoning import CLOSE, OPEN
 
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -33,6 +36,7 @@ CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
 `<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
+TAGS = {*TOOL_TAGS, OPEN, CLOSE}
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """How vocabularies with byte fallback write a token of one byte."""
 
@@ -158,17 +162,33 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     ready, vocabulary = folder.path / "tokenizer.json", folder.path / "vocab.json"
     try:
         if ready.exists():
-            library = Library.from_file(str(ready))
+            library = with_shown_tags(Library.from_file(str(ready)))
             library.no_truncation()
             library.no_padding()
             return Tokenizer(library)
         if vocabulary.exists():
-            return Tokenizer(byte_level_bpe(vocabulary, folder.path / "merges.txt", folder))
+            built = byte_level_bpe(vocabulary, folder.path / "merges.txt", folder)
+            return Tokenizer(with_shown_tags(built))
     except ModelFolderError:
         raise
     except Exception as error:  # the library raises bare Exception
         raise ModelFolderError(f"the tokenizer in {folder.path} does not load: {error}") from error
     return None
+
+
+def with_shown_tags(library: Library) -> Library:
+    """Return a tokenizer whose tags of thoughts and calls are no special tokens.
+
+    Most folders leave them plain. Where they are flagged they would be skipped before anybody reads
+    by them what is a thought and what a call, and templates could not find them in old answers.
+    """
+    added = library.get_added_tokens_decoder().values()
+    if not any(token.special and token.content in TAGS for token in added):
+        return library
+    told = json.loads(library.to_str())
+    for token in told["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in TAGS
+    return Library.from_str(json.dumps(told))
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Library:

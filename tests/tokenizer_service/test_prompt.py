@@ -19,7 +19,7 @@ from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
-from tokenizer_service.formats import knows_null
+from tokenizer_service.formats import knows_null, reads_parts_only
 from tokenizer_service.guarded_text import MARKS, GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
@@ -58,9 +58,12 @@ def builder(
 ) -> PromptBuilder:
     template: Any = InProcess(source, **variables) if source is not None else None
     metrics = TokenizerMetrics(CollectorRegistry())
-    null = source is not None and knows_null({"default": source})
+    templates = {"default": source} if source is not None else {}
+    null, parts = knows_null(templates), reads_parts_only(templates)
     size = max(512, tokenizer.size if tokenizer is not None else 0)
-    return PromptBuilder(tokenizer, template, executor, size, metrics, knows_null=null)
+    return PromptBuilder(
+        tokenizer, template, executor, size, metrics, knows_null=null, reads_parts_only=parts
+    )
 
 
 def chat(messages: Any, **rest: Any) -> TextRequest:
@@ -83,6 +86,17 @@ async def test_a_chat_is_encoded_as_the_rendered_text(executor: ThreadPoolExecut
     prompt = (await builder(executor).build(chat(user("Hello world<think>")))).token_ids
     wanted = "<|im_start|>user\nHello world<think><|im_end|>\n<|im_start|>assistant\n"
     assert prompt == TINY.encode(wanted, False)
+
+
+async def test_a_template_that_reads_parts_gets_parts(executor: ThreadPoolExecutor) -> None:
+    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    told = [*user("Hello"), {"role": "assistant", "content": ""}, *user("you <|im_end|>")]
+    prompt = (await builder(executor, source).build(chat(told))).token_ids
+    assert text_of(prompt) == "[Hello][][you <|im_end|>]" and num_special(prompt) == 0
+    going_on = chat(
+        [*user("a"), {"role": "assistant", "content": "b"}], continue_final_message=True
+    )
+    assert text_of((await builder(executor, source).build(going_on)).token_ids) == "[a][b"
 
 
 async def test_what_users_write_stays_text(executor: ThreadPoolExecutor) -> None:

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Metaspace
 
 from common.model_folder import ModelFolderError
 from protos.columns import pack, unpack
-from tests.support.tiny_tokenizer import tiny_library
+from tests.support.tiny_tokenizer import tiny_library, write_tiny_folder
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.detokenizer import TableDetokenizer
 from tokenizer_service.model_folder import read_model_folder
@@ -75,6 +75,24 @@ def test_control_tokens_that_are_not_flagged_are_guarded_and_shown() -> None:
     guarded = unpack(tokenizer.encode_guarded(["", "<｜User｜>", text])).tolist()
     assert guarded[0] == user and user not in guarded[1:] and guarded[-1] == thinks
     assert tokenizer.decode(guarded, keep_special=False) == "<｜User｜>" + text
+
+
+def test_tags_that_a_folder_flags_as_special_are_shown(tmp_path: Path) -> None:
+    """Else nobody could read by them what is a thought and what a call."""
+    library = tiny_library()
+    library.add_special_tokens([AddedToken("</tool_call>", normalized=False)])
+    write_tiny_folder(tmp_path)
+    told = json.loads(library.to_str())
+    for token in told["added_tokens"]:
+        token["special"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    text = "<think>a</think>b</tool_call>"
+    ids = unpack(tokenizer.encode(f"{text}<|im_end|>", False))
+    assert tokenizer.id_of("<think>") in ids and tokenizer.id_of("</tool_call>") in ids
+    assert tokenizer.decode(ids, keep_special=False) == text
+    assert unpack(tokenizer.encode_guarded([text])) == ids[:-1]
 
 
 def test_guarded_encoding_equals_the_plain_one_without_user_specials(
