@@ -172,7 +172,8 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     except ModelFolderError:
         raise
     except Exception as error:  # the library raises bare Exception
-        raise ModelFolderError(f"the tokenizer in {folder.path} does not load: {error}") from error
+        why = str(error) or repr(error)
+        raise ModelFolderError(f"the tokenizer in {folder.path} does not load: {why}") from error
     return None
 
 

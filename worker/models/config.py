@@ -27,8 +27,9 @@ UNIFORM = ("LlamaForCausalLM", "MistralForCausalLM")
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("silu", "swish")
 """Two names of one function."""
-MAX_LAYERS = 10_000
-"""A number beyond all sense would fill memory with names before the first is missed."""
+MAX_LAYERS, MAX_HEAD_SIZE = 10_000, 16_384
+"""A number beyond all sense would fill memory with names, or with frequencies, before the first
+tensor is missed."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -112,8 +113,8 @@ def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: in
     if fields.get("head_dim") is None and left_out is None and hidden_size % num_heads:
         raise fields.error("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
     head_dim = fields.size("head_dim", left_out or hidden_size // num_heads)
-    if head_dim % 2:
-        raise fields.error("head_dim", head_dim, "an even number")
+    if head_dim % 2 or head_dim > MAX_HEAD_SIZE:
+        raise fields.error("head_dim", head_dim, f"an even number, at most {MAX_HEAD_SIZE}")
     return head_dim
 
 

@@ -114,6 +114,7 @@ def test_two_places_of_the_rope_may_not_say_different_things(tmp_path: Path) -> 
         ({"torch_dtype": None, "dtype": "float64"}, ": dtype is 'float64'"),
         ({"hidden_size": 10**400}, "allowed: a positive integer below"),
         ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000, allowed: at most"),
+        ({"hidden_size": 2**30}, "head_dim is 268435456, allowed: an even number, at most 16384"),
         ({"rope_theta": 10**400}, "allowed: a positive number below"),
     ],
 )
