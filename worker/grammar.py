@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +36,9 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between the tokens of JSON, as llama.cpp bounds it: a model in doubt likes blanks best."""
 MAX_LEXER_STATES = 50_000
 """At 1 to 2 kB each. All other limits are llguidance's own."""
+PREFIX_SPACE = re.compile(r"""("add_prefix_space":\s*)true""")
+"""llguidance tokenizes what must come next, which is no begin of a text: it would put a blank before
+it, and then refuse the token."""
 WRONG_TOKEN = "doesn't satisfy the grammar"
 """llguidance's words for a token that its mask does not allow; its other errors are limits."""
 
@@ -117,7 +121,7 @@ class Grammars:
 
 def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = PREFIX_SPACE.sub(r"\1false", path.read_text(encoding="utf-8"))
         try:
             return make(text, n_vocab=vocab_size)  # padded ids are never allowed
         except ValueError:  # it has more ids than the model, or it is none: that is said now

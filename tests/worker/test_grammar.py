@@ -272,6 +272,17 @@ def test_no_tokenizer_or_library_is_said(
     assert "llguidance, it is not installed" in grammars.prepare(sampling(grammar=rule))
 
 
+def test_a_tokenizer_that_puts_a_blank_before_a_text_puts_none_into_it(tmp_path: Path) -> None:
+    """Where text can go on in one way only, llguidance tokenizes it."""
+    path = tmp_path / "tokenizer.json"
+    plain = LIBRARY.to_str()
+    path.write_text(plain.replace('"add_prefix_space":false', '"add_prefix_space":true'))
+    assert path.read_text() != plain
+    grammars = Grammars(path, VOCAB_SIZE)
+    for word in ("nein", " the the", '{"the": 1}'):
+        assert text_of(run(constrained(grammars, grammar("CHOICE", [word])), 0)) == word
+
+
 def test_a_vocabulary_larger_than_the_models_is_cut(tmp_path: Path) -> None:
     LIBRARY.save(str(tmp_path / "tokenizer.json"))
     follower = Grammars(tmp_path / "tokenizer.json", 200).follow(
