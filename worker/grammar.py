@@ -37,8 +37,8 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 MAX_LEXER_STATES = 50_000
 """At 1 to 2 kB each. All other limits are llguidance's own."""
 PREFIX_SPACE = re.compile(r"""("add_prefix_space":\s*)true""")
-"""llguidance tokenizes what must come next, which is no begin of a text: it would put a blank before
-it, and then refuse the token."""
+"""llguidance tokenizes what must come next, which is no begin of a text: it would put a blank
+before it, and then refuse the token."""
 WRONG_TOKEN = "doesn't satisfy the grammar"
 """llguidance's words for a token that its mask does not allow; its other errors are limits."""
 
