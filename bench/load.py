@@ -17,6 +17,7 @@ import urllib.request
 from typing import Any
 
 from bench.sse_client import Outcome, stream
+from common.settings import inherited
 
 PROMPTS = (
     "What is {a} + {b}?",
@@ -102,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--url", default=url, help=f"a server (default: {url})")
     parser.add_argument("--vs", help="a second server, measured right after with the same load")
     parser.add_argument("--model", help="served name (default: the first the server lists)")
-    parser.add_argument("--key", "--api-key", default="", help="API key")
+    key = inherited({}).get("OPENAI_API_KEY", "")
+    parser.add_argument("--key", "--api-key", default=key, help="default: $OPENAI_API_KEY")
     parser.add_argument("--streams", type=positive, default=32, help="requests in flight")
     parser.add_argument("--requests", type=positive, default=128)
     parser.add_argument("--max-tokens", type=positive, default=48)

@@ -4,7 +4,8 @@ A service declares one frozen msgspec struct whose fields carry `Meta(descriptio
 For the service `worker` the field `model` is `worker: {model: …}` in the YAML file named by
 MILLRACE_CONFIG, MILLRACE_WORKER_MODEL in the environment (MILLRACE_WORKER_MODEL_FILE for the
 content of a file, as secrets are mounted) and `--model=…` on the command line. An unknown name
-is an error. Nothing else in the project reads the environment.
+is an error; a path in the YAML file is told from that file's folder. Nothing else in the project
+reads the environment.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 from msgspec import Meta
 
 SERVICES = ("gateway", "tokenizer", "engine", "worker")
+PATHS = ("model", "api_key_file", "tenant_limits")
 S = TypeVar("S", bound=msgspec.Struct)
 CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 
@@ -86,7 +88,10 @@ def from_file(path: str, service: str) -> dict[str, Any]:
         sections = yaml.safe_load(_text("MILLRACE_CONFIG", path)) or {}
         if unknown := sorted({str(name) for name in sections} - {*SERVICES, service}):
             raise ValueError(f"unknown sections {unknown}; known: {', '.join(SERVICES)}")
-        return dict(sections.get(service) or {})
+        section = dict(sections.get(service) or {})
+        folder = Path(path).parent  # what the file names lies beside it
+        paths = {k: v for k in PATHS if isinstance(v := section.get(k), str) and v}
+        return section | {name: str(folder / value) for name, value in paths.items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise SettingsError(
             f"MILLRACE_CONFIG: {path} is not YAML of `{service}:` and `name: value` lines under "

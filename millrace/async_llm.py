@@ -161,6 +161,8 @@ class AsyncLLM:
         Names are those of `worker/hooks.py`, patterns are the shell's; `remove()` ends it. Only for
         a model in this process. The callback runs in the engine's thread.
         """
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
         return self._client.register_hook(name, callback)
 
     async def cancel(self, request_id: str) -> int:

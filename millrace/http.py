@@ -29,7 +29,22 @@ class Server:
     def get(self, path: str) -> Any:
         """Return the JSON of one GET; raise CommandError with what the server says."""
         with closing(self._connect()) as connection:
-            return msgspec.json.decode(self._reply(connection, "GET", path, None).read())
+            body = self._reply(connection, "GET", path, None).read()
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise CommandError(f"{self.url}{path} answers what is no JSON: {error}") from error
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models that are served, one at least; raise CommandError."""
+        reply = self.get("/v1/models")
+        try:
+            models = [model for model in reply["data"] if isinstance(model["id"], str)]
+        except (KeyError, TypeError) as error:
+            raise CommandError(f"{self.url}/v1/models answers no list of models") from error
+        if not models:
+            raise CommandError(f"{self.url} serves no model yet")
+        return models
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
         """POST `body` and yield the JSON of every event; closing the iterator ends the request."""

@@ -92,7 +92,10 @@ class InProcessClient:
         if not callable(callback):
             message = f"a hook's callback must be callable, got {callback!r}"
             raise InvalidRequest(message, param="callback")
-        return self._loaded.register_hook(pattern, callback)
+        try:
+            return self._loaded.register_hook(pattern, callback)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="name") from error
 
     async def cancel(self, request_id: str) -> int:
         """End the live requests of exactly this id; return how many there were."""

@@ -50,7 +50,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def send(process: ProcessId, signum: signal.Signals) -> bool:
-    """Signal exactly this process; return False when it is gone."""
+    """Signal exactly this process; return False when it is gone. Raises PermissionError."""
     if not is_alive(process):
         return False
     try:

@@ -159,6 +159,7 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
         os.close(reading)
         os._exit(_background(run, writing))
     os.close(writing)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what has begun is to end with us
     try:
         with os.fdopen(reading, errors="replace") as report:
             for line in report:

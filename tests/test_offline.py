@@ -528,7 +528,9 @@ def test_a_hook_that_fails_costs_no_answer(tiny: Path) -> None:
         assert ids(llm.generate("x", sampled(1))[0]) == ids(expected[0])
 
 
-@pytest.mark.parametrize(("name", "callback"), [(5, print), ("logits", 5)])
+@pytest.mark.parametrize(
+    ("name", "callback"), [(5, print), ("logits", 5), ("nosuch_*", print), ("", print)]
+)
 def test_what_cannot_be_a_hook_is_refused(llm: LLM, name: Any, callback: Any) -> None:
     with pytest.raises(InvalidRequest, match="a hook's"):
         llm.register_hook(name, callback)

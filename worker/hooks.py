@@ -1,8 +1,6 @@
 """Hooks: callbacks that see the named intermediates of a forward pass.
 
-The names are in `worker/models/layers.py` and `decoder.py`: embedding, then per layer attn_norm,
-qkv, head_norm, rope_q, rope_k, attn_out, o_proj, mlp_norm, gate_up, mlp_act, down, then final_norm
-and logits. Without a hook nothing of this exists: a first one puts `Watched` before the model's
+Without a hook nothing of this exists: a first one puts `Watched` before the model's
 backend, the last one that goes takes it away.
 """
 
@@ -16,6 +14,11 @@ from typing import Any, Protocol, cast
 from worker.backends.base import Array, Backend, LayerCache, Rotary, Step
 
 log = logging.getLogger(__name__)
+NAMES = (
+    "embedding", "attn_norm", "qkv", "head_norm", "rope_q", "rope_k", "attn_out", "o_proj",
+    "mlp_norm", "gate_up", "mlp_act", "down", "final_norm", "logits",
+)  # fmt: skip
+"""Of `worker/models/layers.py` and `decoder.py`; from attn_norm to down once a layer."""
 
 Callback = Callable[[str, Array, int], None]
 """(name, tensor, layer): a float32 NumPy copy, one row per token or wanted row; -1 = no layer."""
@@ -88,8 +91,10 @@ def register_hook(model: Hookable, pattern: str, callback: Callback) -> Hook:
     One of no rows, such as the logits of a chunk within a prompt, is not shown.
 
     It runs in the thread that computes, between two operators; what it raises is logged and
-    removes it, the step goes on.
+    removes it, the step goes on. Raises ValueError for a pattern that no name matches.
     """
+    if not any(fnmatchcase(name, pattern) for name in NAMES):
+        raise ValueError(f"a hook's name {pattern!r} matches none of {', '.join(NAMES)}")
     ops: object = model.ops
     watched = ops if isinstance(ops, Watched) else Watched(model.ops)
     hook = Hook(watched, model, pattern, callback)

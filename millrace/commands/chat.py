@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("max_tokens", "temperature", "seed")}
-    model = args.model or there.get("/v1/models")["data"][0]["id"]
+    model = args.model or there.models()[0]["id"]
     return {"model": model, "stream": True, **{k: v for k, v in given.items() if v is not None}}
 
 

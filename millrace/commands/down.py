@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
         print("millrace: nothing is running")
         return 0
     lived = is_alive(run.runner)
-    stop(run)
+    try:
+        stop(run)
+    except PermissionError as error:
+        raise CommandError(f"{run.url} (pid {run.runner.pid}) is another user's") from error
     killed = child.kill_marked(run.run)
     if lived or killed:  # else it was gone before, and its ports may be a stranger's by now
         _check_ports(run)

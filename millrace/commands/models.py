@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
         present = (DEMO_MODEL / "config.json").exists()
         print(f"{DEMO_NAME}  {DEMO_MODEL if present else 'absent'}  (embedded; nothing is running)")
         return 0
-    for model in server(args).get("/v1/models")["data"]:
+    for model in server(args).models():
         length = model.get("max_model_len")
         print(model["id"] + (f"  {length} tokens" if length else ""))
     return 0

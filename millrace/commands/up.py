@@ -110,7 +110,8 @@ def _run(
         raise CommandError(f"another stack starts at {plan.url}; use another port (--port)")
 
     def on_ready() -> None:
-        key = variables.get("API_KEY_FILE") or variables.get("MILLRACE_GATEWAY_API_KEY_FILE")
+        asked = {**_written(variables), **variables}
+        key = variables.get("API_KEY_FILE") or asked.get("MILLRACE_GATEWAY_API_KEY_FILE")
         stop = "Ctrl-C" if detach is None else stop_command(args)
         print(banner(plan, stop, key), flush=True)
         if detach is not None:
@@ -135,10 +136,19 @@ def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
             variables[name] = os.path.realpath(value) if path else str(value)
     folder = variables.get("MODEL")
     name = folder_name(Path(folder)) if folder else DEMO_NAME
-    return {**variables, "SERVED_MODEL_NAME": variables.get("SERVED_MODEL_NAME") or name}
+    asked = {**_written(variables), **variables}
+    told = asked.get("SERVED_MODEL_NAME") or asked.get("MILLRACE_TOKENIZER_SERVED_MODEL_NAME")
+    return {**variables, "SERVED_MODEL_NAME": told or name}
 
 
 def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
+    known = ("CONFIG", "TAG", "RUN", *(f"{service.upper()}_" for service in SERVICES))
+    for name in variables:
+        if name.startswith("MILLRACE_") and not name.removeprefix("MILLRACE_").startswith(known):
+            raise CommandError(
+                f"{name} in the environment is no setting: they are MILLRACE_CONFIG and "
+                f"MILLRACE_SERVICE_SETTING, services: {', '.join(SERVICES)}"
+            )
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")

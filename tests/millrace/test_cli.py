@@ -172,6 +172,29 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
     assert variables["DTYPE"] == "bfloat16"
 
 
+def test_a_name_in_the_settings_file_and_keys_there_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    told = "tokenizer: {served_model_name: mine}\ngateway: {api_key_file: keys}\n"
+    (tmp_path / "m.yaml").write_text(told)
+    monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "m.yaml"))
+    variables = up.chosen_variables(parser.parse_args([]))
+    assert variables["SERVED_MODEL_NAME"] == "mine"
+    assert up._written(variables)["MILLRACE_GATEWAY_API_KEY_FILE"] == str(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("name", ["MILLRACE_ENGIN_MAX_NUM_SEQS", "MILLRACE_PORT"])
+def test_a_variable_of_no_service_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv(name, "8")
+    assert main(["up"]) == 1
+    assert f"{name} in the environment is no setting" in capsys.readouterr().err
+
+
 def test_paths_in_the_environment_are_those_of_the_caller(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -40,8 +40,8 @@ class Thinker:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def get(self, path: str) -> Any:
-        return {"data": [{"id": "m"}]}
+    def models(self) -> Any:
+        return [{"id": "m"}]
 
     def events(self, path: str, body: dict[str, Any]) -> Any:
         self.asked.append(body["messages"])
