@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.errors import CommandError
 from millrace.http import Server
-from millrace.project import add_server_arguments, server
+from millrace.project import add_server_arguments, amount, server
 from millrace.speech import Speech, typed
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", metavar="NAME", help="served name (default: the first one)")
     option("--system", metavar="TEXT", help="instructions that stand first")
     option("--max-tokens", type=int, metavar="N")
-    option("--temperature", type=float)
+    option("--temperature", type=amount)
     option("--seed", type=int)
     add_server_arguments(parser)
 

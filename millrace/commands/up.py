@@ -29,6 +29,7 @@ from millrace.project import (
     DEMO_NAME,
     HOME,
     Project,
+    amount,
     check_length,
     check_model_folder,
     model_folder,
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
     option("--log-level", choices=["debug", "info", "warning", "error"])
     option(
-        "--ready-timeout", type=float, default=900.0, metavar="S",
+        "--ready-timeout", type=amount, default=900.0, metavar="S",
         help="give up after so many seconds (default: 900, as long as a large model may load)",
     )  # fmt: skip
     option("--detach", action="store_true", help="return when ready, leave it running")

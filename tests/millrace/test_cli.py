@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import http.server
 import importlib
 import io
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,6 +72,38 @@ def test_what_a_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch
 def test_an_address_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--url", url]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("<html>", "answers what is no JSON"),
+        ("[]", "answers no list of models"),
+        ('{"data": [{}]}', "answers no list of models"),
+        ('{"data": []}', "serves no model yet"),
+    ],
+)
+def test_a_server_without_models_is_one_line(
+    body: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1/models").write_text(body)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as there:
+        threading.Thread(target=there.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{there.server_port}"
+        assert [main([name, "--url", url]) for name in ("models", "chat")] == [1, 1]
+        there.shutdown()
+    lines = [one for one in capsys.readouterr().err.splitlines() if one.startswith("millrace: ")]
+    assert len(lines) == 2 and all(told in line for line in lines)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "warm"])
+def test_what_is_no_amount_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["chat", "--temperature"], ["up", "--ready-timeout"]):
+        with pytest.raises(SystemExit):
+            main([words[0], f"{words[1]}={value}"])
+        assert f"{value!r} is no number of 0 or more" in capsys.readouterr().err
 
 
 def test_what_is_no_text_is_not_sent() -> None:
