@@ -105,11 +105,6 @@ def stop_signals() -> asyncio.Event:
 def main() -> None:
     settings = load_or_exit(Settings, "engine")
     threads.check_or_exit("engine")
-    if settings.max_num_batched_tokens < settings.max_num_seqs:
-        sys.exit(
-            f"settings: engine: max_num_batched_tokens ({settings.max_num_batched_tokens}) must be "
-            f"at least max_num_seqs ({settings.max_num_seqs}): every running sequence needs one"
-        )
     try:
         tenants = read_tenants(settings.tenant_limits)
     except SettingsError as error:

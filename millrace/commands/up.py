@@ -9,9 +9,12 @@ import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from api_gateway.auth import KeyFile
 from common.model_folder import ModelFolderError
 from common.settings import SERVICES, SettingsError, from_file, inherited, load
+from engine_core.tenant_file import read_tenants
 from millrace import child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, Replica, place
@@ -40,6 +43,7 @@ from millrace.project import add_arguments as add_project_arguments
 from millrace.runner import Plan, Runner, in_background
 from millrace.state import StateFolder
 from tokenizer_service.model_folder import folder_name
+from worker.memory import parse_size
 
 VARIABLES = {  # option: variable of docker-compose.yml
     "model": "MODEL",
@@ -228,9 +232,19 @@ def _check_settings(replica: Replica) -> None:
     given = {name: value for name, value in replica.environment.items() if value}
     settings = importlib.import_module(f"{package}.settings").Settings
     try:
-        load(settings, TIERS[package], [], inherited(given))
-    except SettingsError as error:
+        _check_what_it_reads(load(settings, TIERS[package], [], inherited(given)))
+    except (SettingsError, ValueError) as error:
         raise CommandError(f"settings: {error}") from error
+
+
+def _check_what_it_reads(settings: Any) -> None:
+    """Raise SettingsError or ValueError for a file or a size that a tier would not start with."""
+    if path := getattr(settings, "api_key_file", ""):
+        KeyFile(Path(path))
+    read_tenants(getattr(settings, "tenant_limits", ""))
+    for name in ("kv_cache_memory", "host_kv_memory"):
+        if size := getattr(settings, name, ""):
+            parse_size(name, size)
 
 
 def _distinct_ports() -> Callable[[], int]:

@@ -230,6 +230,29 @@ def test_a_variable_of_no_service_is_refused(
     assert f"{name} in the environment is no setting" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("MILLRACE_GATEWAY_API_KEY_FILE", "nowhere", "api_key_file: "),
+        ("MILLRACE_ENGINE_TENANT_LIMITS", "nowhere", "tenant_limits: "),
+        ("MILLRACE_ENGINE_MAX_NUM_BATCHED_TOKENS", "4", "must be at least max_num_seqs (256)"),
+        ("MILLRACE_WORKER_HOST_KV_MEMORY", "4 lakes", "host_kv_memory is '4 lakes'"),
+    ],
+)
+def test_what_a_tier_would_not_start_with_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    value: str,
+    told: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(["up", "--state", str(tmp_path), "--port", str(free_port())]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("millrace: settings: ") and told in shown
+
+
 def test_paths_in_the_environment_are_those_of_the_caller(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
