@@ -19,6 +19,7 @@ from common.settings import SettingsError
 log = logging.getLogger(__name__)
 LINE = re.compile(r"([0-9a-f]{64})\s+([A-Za-z0-9_.-]{1,64})(?:\s+(\S.*))?")
 CHECK_EVERY_S = 1.0
+PORT = re.compile(rb":\d+$")
 ADMIN = "admin"
 DEFAULT_TENANT = "default"
 
@@ -68,8 +69,14 @@ def is_of_other_page(headers: Mapping[bytes, bytes]) -> bool:
     if not origin:
         return False
     if site := headers.get(b"sec-fetch-site"):
-        return site != b"same-origin"
-    return origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
+        return site not in (b"same-origin", b"none")  # none: of no page, such as an extension
+    asked = {hostname(headers[n]) for n in (b"host", b"x-forwarded-host") if n in headers}
+    return hostname(origin.partition(b"://")[2]) not in asked
+
+
+def hostname(authority: bytes) -> bytes:
+    """Return host:port without the port, which proxies leave out or change."""
+    return PORT.sub(b"", authority.lower())
 
 
 class KeyFile:

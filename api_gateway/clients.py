@@ -22,7 +22,7 @@ from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
 from common.rpc import channel, resolve
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
-from protos.limits import MAX_ATTEMPTS, MAX_REPLAYS, attempts, only_waited
+from protos.limits import MAX_ATTEMPTS, attempts, waits
 from protos.tokenizer_pb2 import CancelRequest, TextMessage
 from protos.tokenizer_pb2_grpc import TokenizerStub
 
@@ -207,16 +207,15 @@ class TextClients:
         """
         most = max(choice.num_tokens - choice.num_at_send for choice in choices)
         sent_s = max(choice.sent_s for choice in choices)
-        has_waited = only_waited(most, sent_s, heard_s)
-        job.attempt = max(1, job.attempt) if has_waited else attempts(job.attempt, most)
+        job.num_waits = waits(job.num_waits, most, sent_s, heard_s)
+        job.attempt = max(1, job.attempt) if job.num_waits else attempts(job.attempt, most)
         job.num_replays += 1
         log.warning(
             "replay",
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
-        if job.attempt >= MAX_ATTEMPTS or job.num_replays >= MAX_REPLAYS:
-            lost = Unavailable(f"lost {job.num_replays} times", code="replica_lost")
-            fail(job, lost)
+        if job.attempt >= MAX_ATTEMPTS:
+            fail(job, Unavailable(f"lost {MAX_ATTEMPTS} times", code="replica_lost"))
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])

@@ -21,7 +21,8 @@ class Job:
     """The `TextRequest`s of one HTTP request (one a prompt) and the choices they make.
 
     `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts losses
-    under which it got no further, `num_replays` all of them.
+    under which it got no further, `num_waits` those in a row that found it waiting, `num_replays`
+    all of them.
     """
 
     def __init__(self, requests: Sequence[TextRequest], deadline_s: float | None = None) -> None:
@@ -31,6 +32,7 @@ class Job:
         self.deadline_s = deadline_s
         self.attempt = 0
         self.num_replays = 0
+        self.num_waits = 0
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []

@@ -108,8 +108,8 @@ PROOF_TOKENS = 8
 """A loss after so many tokens was not the doing of who got them: its attempts count anew."""
 PROOF_S = 1.0
 """Who had a request for so long, still spoke, and then died did not die of taking it in."""
-MAX_REPLAYS = 32
-"""Of one HTTP request, whoever was to blame."""
+MAX_WAITS = 8
+"""Losses in a row that may find a request waiting: what kills slowly looks as if it waited."""
 
 
 def attempts(before: int, num_tokens: int) -> int:
@@ -120,13 +120,14 @@ def attempts(before: int, num_tokens: int) -> int:
     return 1 if num_tokens >= PROOF_TOKENS else before + 1
 
 
-def only_waited(num_tokens: int, sent_s: float, heard_s: float) -> bool:
-    """Tell whether a request had been taken in and had got nothing when the tier below was lost.
+def waits(before: int, num_tokens: int, sent_s: float, heard_s: float) -> int:
+    """Return how many losses in a row have found a request waiting, with this one; 0 = it is none.
 
-    `num_tokens` since it was sent at `sent_s`; at `heard_s` the lost one spoke for the last time.
-    Then it waited for an engine or in one, which says itself who was being computed: no attempt.
+    `num_tokens` since it was sent at `sent_s`; at `heard_s` the tier that is lost spoke for the
+    last time. What it had taken in and given nothing was in a queue, most likely: no attempt.
     """
-    return num_tokens == 0 and heard_s - sent_s >= PROOF_S
+    has_waited = num_tokens == 0 and heard_s - sent_s >= PROOF_S
+    return before + 1 if has_waited and before < MAX_WAITS else 0
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

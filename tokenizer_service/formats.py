@@ -20,9 +20,6 @@ THINK_TAGS = "think_tags"
 
 NULL_TEST = re.compile(r"""\bcontent['"]?\]?\s*(is\s+(not\s+)?|[=!]=\s*)none""", re.IGNORECASE)
 
-PARTS_LOOP = re.compile(r"""\bfor\s+\w+\s+in\s+\w+(\.content|\[['"]content['"]\])\s*[-%]""")
-STRING_TEST = re.compile(r"\bis\s+(not\s+)?string\b")
-
 
 def tool_format(templates: Mapping[str, str]) -> str:
     """Return how the model writes tool calls; empty when we know no format for it."""
@@ -43,12 +40,6 @@ def spells_no_tools(templates: Mapping[str, str]) -> bool:
 def knows_null(templates: Mapping[str, str]) -> bool:
     """Whether a template asks if content is null, as DeepSeek's do: they write calls only then."""
     return any(NULL_TEST.search(source) for source in templates.values())
-
-
-def reads_parts_only(templates: Mapping[str, str]) -> bool:
-    """Whether a template loops over the parts of a content, and would lose one that is a string."""
-    sources = templates.values()
-    return any(PARTS_LOOP.search(one) and not STRING_TEST.search(one) for one in sources)
 
 
 def tool_template(templates: Mapping[str, str]) -> str:

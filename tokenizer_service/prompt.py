@@ -18,6 +18,7 @@ from protos.json_fields import dumps, loads
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
+from tokenizer_service.content_parts import as_parts, roles_of_parts
 from tokenizer_service.guarded_text import GuardedText, unused
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
@@ -52,14 +53,14 @@ class PromptBuilder:
         metrics: TokenizerMetrics,
         spells_no_tools: bool = False,
         knows_null: bool = False,
-        reads_parts_only: bool = False,
+        may_read_parts: bool = False,
     ) -> None:
         """`spells_no_tools`: the template would leave tools out; messages spell them instead.
 
         `knows_null`: the template tells null content from empty text.
-        `reads_parts_only`: it wants every content as a list of parts.
+        `may_read_parts`: it is to be looked at for roles whose texts it wants as parts.
         """
-        self._reads_parts_only = reads_parts_only
+        self._parts_roles = None if may_read_parts else frozenset[str]()
         self._knows_null = knows_null
         self._spells_no_tools = spells_no_tools
         self._tokenizer = tokenizer
@@ -138,8 +139,9 @@ class PromptBuilder:
             messages, tools = spelled(messages, tools), None
         nothing = None if self._knows_null else ""
         messages = [with_content(message, nothing) for message in messages]
-        if self._reads_parts_only:
-            messages = [with_parts(message) for message in messages]
+        if self._parts_roles is None:
+            self._parts_roles = await roles_of_parts(self._template.render)
+        messages = [with_parts(message, self._parts_roles) for message in messages]
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
             text = await self._template.render(with_objects, tools, prompt, kwargs)
@@ -211,11 +213,12 @@ def with_content(message: dict[str, Any], nothing: str | None) -> dict[str, Any]
     return message
 
 
-def with_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message`, its text as the one part of its content."""
-    if not isinstance(message.get("content"), str):
+def with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]:
+    """Return `message`, its text as the one part of its content if it is one of these roles'."""
+    content, role = message.get("content"), message.get("role")
+    if not isinstance(content, str) or role not in roles:
         return message
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+    return {**message, "content": as_parts(content)}
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from protos.columns import unpack
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.completion import Completion
+from tokenizer_service.content_parts import may_read_parts
 from tokenizer_service.detokenizer import Detokenizer, NoText
 from tokenizer_service.formats import (
     TOOL_TAGS,
     knows_null,
-    reads_parts_only,
     reasoning_format,
     spells_no_tools,
     tool_format,
@@ -66,7 +66,7 @@ class TextModel:
             metrics,
             spells_no_tools(folder.templates),
             knows_null(folder.templates),
-            reads_parts_only(folder.templates),
+            may_read_parts(folder.templates),
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import DeadlineExceeded
 from protos.common_pb2 import Limits, PromptProgress
-from protos.limits import attempts, only_waited
+from protos.limits import attempts, waits
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
 from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
@@ -89,6 +89,8 @@ class Choice:
     """Tokens that it had when an engine got it for the last time."""
     started_s: float = 0.0
     """And when that was, on the monotonic clock."""
+    num_waits: int = 0
+    """Engines lost in a row while it waited."""
     stream: TextStream | None = None
     split: SplitStream | None = None
     """Reads `stream` when thoughts and answer go out on channels of their own."""
@@ -105,9 +107,12 @@ class Choice:
     replay_until_s: float | None = None
     """While lost: when to give up, in seconds of the loop's clock."""
 
-    def only_waited(self, heard_s: float) -> bool:
-        """Return whether an engine that spoke last at `heard_s` was not lost by this one."""
-        return only_waited(len(self.token_ids) - self.num_at_start, self.started_s, heard_s)
+    def has_waited(self, heard_s: float) -> bool:
+        """Count the loss of an engine that spoke last at `heard_s`; return whether it found this
+        one waiting."""
+        num_tokens = len(self.token_ids) - self.num_at_start
+        self.num_waits = waits(self.num_waits, num_tokens, self.started_s, heard_s)
+        return self.num_waits > 0
 
     def attempt_after_loss(self) -> int:
         """Return what `attempt` is now that the engine under it was lost."""

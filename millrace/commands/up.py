@@ -7,7 +7,8 @@ import asyncio
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from millrace.project import (
     stop_command,
 )
 from millrace.project import add_arguments as add_project_arguments
+from millrace.replica_process import from_the_root
 from millrace.runner import Plan, Runner, in_background
 from millrace.state import StateFolder
 from tokenizer_service.model_folder import folder_name
@@ -90,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the stack; return the exit status."""
     which = project(args)
+    for name in unknown_names(inherited({})):
+        _report(f"{name} in the environment is no setting of any service, and ignored")
     variables = chosen_variables(args)
     _refuse(args, variables)
     if args.detach:
@@ -115,8 +119,7 @@ def _run(
         raise CommandError(f"another stack starts at {plan.url}; use another port (--port)")
 
     def on_ready() -> None:
-        asked = {**_written(variables), **variables}
-        key = variables.get("API_KEY_FILE") or asked.get("MILLRACE_GATEWAY_API_KEY_FILE")
+        key = variables.get("API_KEY_FILE") or asked(variables).get("MILLRACE_GATEWAY_API_KEY_FILE")
         stop = "Ctrl-C" if detach is None else stop_command(args)
         print(banner(plan, stop, key), flush=True)
         if detach is not None:
@@ -141,19 +144,18 @@ def chosen_variables(args: argparse.Namespace) -> dict[str, str]:
             variables[name] = os.path.realpath(value) if path else str(value)
     folder = variables.get("MODEL")
     name = folder_name(Path(folder)) if folder else DEMO_NAME
-    asked = {**_written(variables), **variables}
-    told = asked.get("SERVED_MODEL_NAME") or asked.get("MILLRACE_TOKENIZER_SERVED_MODEL_NAME")
-    return {**variables, "SERVED_MODEL_NAME": told or name}
+    told = asked(variables)
+    chosen = told.get("SERVED_MODEL_NAME") or told.get("MILLRACE_TOKENIZER_SERVED_MODEL_NAME")
+    return {**variables, "SERVED_MODEL_NAME": chosen or name}
+
+
+def unknown_names(environment: Iterable[str]) -> list[str]:
+    """Return what looks like a setting and is none; others than the user may have set it."""
+    ours = re.compile(f"MILLRACE_(CONFIG|TAG|RUN|({'|'.join(SERVICES)})_.*)", re.IGNORECASE)
+    return [n for n in environment if n.startswith("MILLRACE_") and not ours.fullmatch(n)]
 
 
 def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
-    known = ("CONFIG", "TAG", "RUN", *(f"{service.upper()}_" for service in SERVICES))
-    for name in variables:
-        if name.startswith("MILLRACE_") and not name.removeprefix("MILLRACE_").startswith(known):
-            raise CommandError(
-                f"{name} in the environment is no setting: they are MILLRACE_CONFIG and "
-                f"MILLRACE_SERVICE_SETTING, services: {', '.join(SERVICES)}"
-            )
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")
@@ -168,9 +170,9 @@ def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
 def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -> Plan:
     """Read the file and give every replica its ports; raise CommandError when it cannot run."""
     file = compose.load(path, variables, frozenset())
-    asked = {**_written(variables), **variables}
+    told = asked(variables)
     for service in file.services.values():
-        _check_environment(service.environment, asked)
+        _check_environment(service.environment, told)
         for mount in service.volumes:
             _check_source(file.root / mount.source, mount.target)
     _check_length(variables)
@@ -188,7 +190,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     host, port = published[0]
     replicas = place(file, scales, _distinct_ports())
     for replica in replicas:
-        _check_settings(replica)
+        _check_settings(replica, file.root)
     return Plan(
         replicas=replicas,
         root=file.root,
@@ -197,6 +199,11 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         is_public=not any(host.startswith("127.") for host, _ in published),
         ready_timeout_s=args.ready_timeout,
     )
+
+
+def asked(variables: dict[str, str]) -> dict[str, str]:
+    """Return what the caller's settings file and environment say; what is empty says nothing."""
+    return {**_written(variables), **{name: value for name, value in variables.items() if value}}
 
 
 def _written(variables: dict[str, str]) -> dict[str, str]:
@@ -210,13 +217,14 @@ def _written(variables: dict[str, str]) -> dict[str, str]:
         f"MILLRACE_{service}_{name}".upper(): str(value)
         for service, section in sections.items()
         for name, value in section.items()
+        if value is not None
     }
 
 
-def _check_environment(given: dict[str, str], asked: dict[str, str]) -> None:
+def _check_environment(given: dict[str, str], told: dict[str, str]) -> None:
     """Refuse a setting of the caller's environment or file that is hidden here, or by an option."""
     for name, value in given.items():
-        mine = asked.get(name)
+        mine = told.get(name)
         if name.startswith("MILLRACE_") and mine and value and mine != value:
             raise CommandError(
                 f"{name} is {mine!r} in the environment or the settings file, and {value!r} by the "
@@ -224,24 +232,29 @@ def _check_environment(given: dict[str, str], asked: dict[str, str]) -> None:
             )
 
 
-def _check_settings(replica: Replica) -> None:
+def _check_settings(replica: Replica, root: Path) -> None:
     """Refuse what a tier would end with, again and again: once, and before anything has started."""
     package = replica.command[-1]
     if package not in TIERS:
         return
     given = {name: value for name, value in replica.environment.items() if value}
+    given = {**from_the_root(inherited({})), **given}
     settings = importlib.import_module(f"{package}.settings").Settings
     try:
-        _check_what_it_reads(load(settings, TIERS[package], [], inherited(given)))
+        _check_what_it_reads(load(settings, TIERS[package], [], inherited(given)), root)
     except (SettingsError, ValueError) as error:
         raise CommandError(f"settings: {error}") from error
 
 
-def _check_what_it_reads(settings: Any) -> None:
-    """Raise SettingsError or ValueError for a file or a size that a tier would not start with."""
+def _check_what_it_reads(settings: Any, root: Path) -> None:
+    """Raise SettingsError or ValueError for a file or a size that a tier would not start with.
+
+    A path that is not whole is of the compose file, and told from its folder, `root`.
+    """
     if path := getattr(settings, "api_key_file", ""):
-        KeyFile(Path(path))
-    read_tenants(getattr(settings, "tenant_limits", ""))
+        KeyFile(root / path)
+    if path := getattr(settings, "tenant_limits", ""):
+        read_tenants(str(root / path))
     for name in ("kv_cache_memory", "host_kv_memory"):
         if size := getattr(settings, name, ""):
             parse_size(name, size)

@@ -68,7 +68,9 @@ async def test_pages_of_other_origins_may_not(fake: FakeTokenizer, origins: str)
 async def test_the_gateways_own_page_may_call(fake: FakeTokenizer) -> None:
     async with calling(fake, "") as http:
         own = f"http://{http.base_url.netloc.decode()}"
-        for headers in ({"Origin": own}, {"Origin": MINE, "Sec-Fetch-Site": "same-origin"}):
+        for headers in ({"Origin": own}, {"Origin": f"{own}:3000"},
+                        {"Origin": MINE, "X-Forwarded-Host": "chat.example:8443"},
+                        {"Origin": MINE, "Sec-Fetch-Site": "same-origin"}):  # fmt: skip
             reply = await http.post(PATH, json=chat(), headers=headers)
             assert reply.status_code == 200 and not told(reply)
 

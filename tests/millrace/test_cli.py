@@ -213,21 +213,21 @@ def test_a_name_in_the_settings_file_and_keys_there_count(
     up = importlib.import_module(COMMANDS["up"][0])
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
-    told = "tokenizer: {served_model_name: mine}\ngateway: {api_key_file: keys}\n"
+    told = "tokenizer: {served_model_name: mine}\ngateway: {api_key_file: keys, port: null}\n"
     (tmp_path / "m.yaml").write_text(told)
     monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "m.yaml"))
+    monkeypatch.setenv("MILLRACE_GATEWAY_API_KEY_FILE", "")
     variables = up.chosen_variables(parser.parse_args([]))
     assert variables["SERVED_MODEL_NAME"] == "mine"
-    assert up._written(variables)["MILLRACE_GATEWAY_API_KEY_FILE"] == str(tmp_path / "keys")
+    assert up.asked(variables)["MILLRACE_GATEWAY_API_KEY_FILE"] == str(tmp_path / "keys")
+    assert "MILLRACE_GATEWAY_PORT" not in up.asked(variables)
 
 
-@pytest.mark.parametrize("name", ["MILLRACE_ENGIN_MAX_NUM_SEQS", "MILLRACE_PORT"])
-def test_a_variable_of_no_service_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    monkeypatch.setenv(name, "8")
-    assert main(["up"]) == 1
-    assert f"{name} in the environment is no setting" in capsys.readouterr().err
+def test_variables_of_no_service_are_told() -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    wrong = ["MILLRACE_ENGIN_MAX_NUM_SEQS", "MILLRACE_PORT", "MILLRACE_CONFIGS"]
+    right = ["MILLRACE_CONFIG", "MILLRACE_TAG", "MILLRACE_ENGINE_MAX_NUM_SEQS", "PORT"]
+    assert up.unknown_names([*wrong, *right]) == wrong
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenizer_service.formats import (
-    knows_null,
-    reads_parts_only,
-    reasoning_format,
-    tool_format,
-)
+from tokenizer_service.formats import knows_null, reasoning_format, tool_format
 from tokenizer_service.model_folder import read_model_folder
 
 KNOWN = {
@@ -54,21 +49,6 @@ def test_templates(reference_data: Path, name: str) -> None:
 def test_templates_that_ask_for_null(source: str, wanted: bool) -> None:
     assert knows_null({"default": "", "tool_use": source}) is wanted
     assert knows_null({}) is False
-
-
-@pytest.mark.parametrize(
-    ("source", "wanted"),
-    [
-        ("{% for p in m.content %}{{ p.text }}{% endfor %}", True),
-        ("{%- for item in message['content'] -%}", True),
-        ('{% for c in message["content"] if c.type %}', False),
-        ("{% if m.content is string %}x{% else %}{% for p in m.content %}y{% endfor %}{% endif %}",
-         False),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
-    ],
-)  # fmt: skip
-def test_templates_that_read_parts_only(source: str, wanted: bool) -> None:
-    assert reads_parts_only({"default": source}) is wanted
 
 
 @pytest.mark.parametrize("name", FOLDERS)

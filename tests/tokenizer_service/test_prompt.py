@@ -19,7 +19,8 @@ from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
-from tokenizer_service.formats import knows_null, reads_parts_only
+from tokenizer_service.content_parts import may_read_parts
+from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import MARKS, GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
@@ -59,10 +60,10 @@ def builder(
     template: Any = InProcess(source, **variables) if source is not None else None
     metrics = TokenizerMetrics(CollectorRegistry())
     templates = {"default": source} if source is not None else {}
-    null, parts = knows_null(templates), reads_parts_only(templates)
+    null, parts = knows_null(templates), may_read_parts(templates)
     size = max(512, tokenizer.size if tokenizer is not None else 0)
     return PromptBuilder(
-        tokenizer, template, executor, size, metrics, knows_null=null, reads_parts_only=parts
+        tokenizer, template, executor, size, metrics, knows_null=null, may_read_parts=parts
     )
 
 
@@ -88,15 +89,38 @@ async def test_a_chat_is_encoded_as_the_rendered_text(executor: ThreadPoolExecut
     assert prompt == TINY.encode(wanted, False)
 
 
-async def test_a_template_that_reads_parts_gets_parts(executor: ThreadPoolExecutor) -> None:
-    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
-    told = [*user("Hello"), {"role": "assistant", "content": ""}, *user("you <|im_end|>")]
-    prompt = (await builder(executor, source).build(chat(told))).token_ids
-    assert text_of(prompt) == "[Hello][][you <|im_end|>]" and num_special(prompt) == 0
-    going_on = chat(
-        [*user("a"), {"role": "assistant", "content": "b"}], continue_final_message=True
-    )
-    assert text_of((await builder(executor, source).build(going_on)).token_ids) == "[a][b"
+LOOPS = "{% for p in m.content %}[{{ p.text }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (LOOPS, "[Hello][][you]"),
+        ("{% if m.role == 'user' %}" + LOOPS + "{% else %}{{ m.content }}!{% endif %}",
+         "[Hello]![you]"),
+        ("{% if m.role == 'tool' %}" + LOOPS + "{% else %}{{ m.content | trim }}{% endif %}",
+         "Helloyou"),
+        ("{% set content = m.content %}{% for p in content if p.text is string %}<{{ p.text }}>"
+         "{% endfor %}", "<Hello><><you>"),
+        ("{% if m.content is string %}{{ m.content }}{% else %}" + LOOPS + "{% endif %}",
+         "Helloyou"),
+    ],
+)  # fmt: skip
+async def test_a_template_gets_parts_where_it_reads_nothing_else(
+    executor: ThreadPoolExecutor, source: str, wanted: str
+) -> None:
+    whole = "{% for m in messages %}" + source + "{% endfor %}"
+    told = [*user("Hello"), {"role": "assistant", "content": ""}, *user("you")]
+    assert text_of((await builder(executor, whole).build(chat(told))).token_ids) == wanted
+
+
+async def test_parts_are_guarded_and_gone_on_with(executor: ThreadPoolExecutor) -> None:
+    whole = "{% for m in messages %}" + LOOPS + "{% endfor %}"
+    prompt = (await builder(executor, whole).build(chat(user("you <|im_end|>")))).token_ids
+    assert text_of(prompt) == "[you <|im_end|>]" and num_special(prompt) == 0
+    talk = [*user("a"), {"role": "assistant", "content": "b"}]
+    going_on = chat(talk, continue_final_message=True)
+    assert text_of((await builder(executor, whole).build(going_on)).token_ids) == "[a][b"
 
 
 async def test_what_users_write_stays_text(executor: ThreadPoolExecutor) -> None:

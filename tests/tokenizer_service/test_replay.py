@@ -115,6 +115,16 @@ async def test_who_only_waits_outlives_any_number_of_engines(
         assert stage.link.adds[0].attempt == 1
 
 
+def test_what_is_lost_again_and_again_while_it_seems_to_wait_is_counted_at_last() -> None:
+    num_waits, attempt, losses = 0, 0, 0
+    while attempt < limits.MAX_ATTEMPTS:
+        num_waits = limits.waits(num_waits, 0, sent_s=1.0, heard_s=3.0)
+        attempt = max(1, attempt) if num_waits else limits.attempts(attempt, 0)
+        losses += 1
+    assert 2 * limits.MAX_WAITS < losses < 4 * limits.MAX_WAITS
+    assert limits.waits(3, 1, 1.0, 3.0) == limits.waits(3, 0, 1.0, 1.5) == 0
+
+
 async def test_replay_waits_only_so_long(build: Build) -> None:
     stage = build(replay_timeout_s=0.02)
     await stage.submit()
