@@ -33,7 +33,8 @@ def parse_keys(text: str) -> dict[str, str]:
             continue
         if (found := LINE.fullmatch(line)) is None:
             raise SettingsError(f"api_key_file: line {number} is not `sha256hex tenant [name]`")
-        keys[found[1]] = found[2]
+        if keys.setdefault(found[1], found[2]) != found[2]:
+            raise SettingsError(f"api_key_file: line {number} gives a key a second tenant")
     return keys
 
 
@@ -89,7 +90,7 @@ class KeyFile:
         self._checked_s = clock()
         try:
             self._mtime_ns = path.stat().st_mtime_ns
-            self._keys = parse_keys(path.read_text())
+            self._keys = parse_keys(path.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"api_key_file: {error}") from error
 
@@ -117,7 +118,7 @@ class KeyFile:
             mtime_ns = self._path.stat().st_mtime_ns
             if mtime_ns == self._mtime_ns:
                 return
-            self._keys = parse_keys(self._path.read_text())
+            self._keys = parse_keys(self._path.read_text("utf-8-sig"))
             self._mtime_ns = mtime_ns
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             log.error("key file not read again", extra={"error": str(error)})

@@ -19,7 +19,7 @@ def read_tenants(path: str) -> dict[str, TenantLimits]:
     if not path:
         return {}
     try:
-        return parse(Path(path).read_text())
+        return parse(Path(path).read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"tenant_limits: {error}") from error
 
@@ -34,10 +34,17 @@ def parse(text: str) -> dict[str, TenantLimits]:
         if tenant in found:
             raise SettingsError(f"tenant_limits: line {number}: {tenant} has a line already")
         try:
-            found[tenant] = TenantLimits(**dict(map(_pair, words)))
+            found[tenant] = _limits(words)
         except ValueError as error:
             raise SettingsError(f"tenant_limits: line {number}: {error}") from error
     return found
+
+
+def _limits(words: list[str]) -> TenantLimits:
+    pairs = [_pair(word) for word in words]
+    if len(numbers := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands there twice")
+    return TenantLimits(**numbers)
 
 
 def _pair(word: str) -> tuple[str, int]:

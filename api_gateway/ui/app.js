@@ -38,6 +38,7 @@ async function findModel() {
     const response = await fetch("/v1/models", { headers: headers() });
     if (!response.ok) {
       $("model").textContent = await wordsOf(response);
+      if (response.status === 401) document.querySelector("details").open = true; // the key goes there
       if (response.status >= 500) setTimeout(findModel, 2000); // not there yet; a key is asked for
       return;
     }

@@ -27,7 +27,9 @@ def bearer(key: str) -> dict[bytes, bytes]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(f"# keys\n{digest('sk-a')}  team-a  laptop  # old\n\n{digest('sk-b')} team-b\n")
+    path.write_text(
+        f"\ufeff# keys\n{digest('sk-a')}  team-a  laptop  # old\n\n{digest('sk-b')} team-b\n"
+    )
     return path
 
 
@@ -45,6 +47,13 @@ def test_each_key_has_its_tenant(file: Path) -> None:
 def test_a_wrong_line_is_named_by_its_number(line: str) -> None:
     with pytest.raises(SettingsError, match="line 2"):
         parse_keys(f"# first\n{line}\n")
+
+
+def test_a_key_has_one_tenant() -> None:
+    twice = f"{digest('x')} team\n{digest('x')} team  again\n"
+    assert parse_keys(twice) == {digest("x"): "team"}
+    with pytest.raises(SettingsError, match="line 3 gives a key a second tenant"):
+        parse_keys(f"{twice}{digest('x')} other\n")
 
 
 def test_a_missing_file_is_a_settings_error(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ from engine_core.tenant_file import parse, read_tenants
 
 def test_lines_comments_and_all_others(tmp_path: Path) -> None:
     file = tmp_path / "tenants"
-    file.write_text("# who\nteam-a seqs=8 blocks=400  # two\n\n* context=4096\nfree\n")
+    file.write_text(
+        "\ufeffteam-b seqs=2\n# who\nteam-a seqs=8 blocks=400  # two\n\n* context=4096\nfree\n"
+    )
     tenants = read_tenants(str(file))
     bounds = Bounds(8, 64, 8, tenants)
     assert bounds.of("team-a") == TenantLimits(seqs=8, blocks=400)
+    assert bounds.of("team-b").seqs == 2
     assert bounds.of("somebody").context == 4096
     assert bounds.of("free") == TenantLimits()
     assert read_tenants("") == {}
@@ -26,6 +29,7 @@ def test_lines_comments_and_all_others(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("a seqs=2\na blocks=3", "line 2: a has a line already"),
+        ("a seqs=2 seqs=3", "line 1: a key stands there twice"),
         ("\na seats=2", "line 2: expected key=number with a key of context, .*, got 'seats=2'"),
         ("a seqs", "line 1: expected key=number"),
         ("a seqs=0", "line 1: seqs must be a number of at least 1, got '0'"),
