@@ -143,7 +143,7 @@ def test_a_file_that_could_not_be_read_is_read_again(
     file.write_text(f"{digest('sk-c')} team-c\n")
     os.utime(file, (1, 1))
 
-    def no_descriptor(_: Path) -> str:
+    def no_descriptor(_: Path, encoding: str) -> str:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
