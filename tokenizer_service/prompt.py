@@ -215,10 +215,10 @@ def with_content(message: dict[str, Any], nothing: str | None) -> dict[str, Any]
 
 def with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]:
     """Return `message`, its text as the one part of its content if it is one of these roles'."""
-    content, role = message.get("content"), message.get("role")
-    if not isinstance(content, str) or role not in roles:
-        return message
-    return {**message, "content": as_parts(content)}
+    match message:
+        case {"role": str(role), "content": str(content)} if role in roles:
+            return {**message, "content": as_parts(content)}
+    return message
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,12 @@ async def test_a_template_gets_parts_where_it_reads_nothing_else(
     assert text_of((await builder(executor, whole).build(chat(told))).token_ids) == wanted
 
 
+async def test_a_role_that_is_no_text_goes_to_the_template(executor: ThreadPoolExecutor) -> None:
+    prompts = builder(executor, "{{ messages[0].role | tojson }}{{ messages[0].content }}")
+    prompt = await prompts.build(chat([{"role": ["a"], "content": "b"}]))
+    assert text_of(prompt.token_ids) == '["a"]b'
+
+
 async def test_parts_are_guarded_and_gone_on_with(executor: ThreadPoolExecutor) -> None:
     whole = "{% for m in messages %}" + LOOPS + "{% endfor %}"
     prompt = (await builder(executor, whole).build(chat(user("you <|im_end|>")))).token_ids
