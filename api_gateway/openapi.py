@@ -144,7 +144,11 @@ RULES: dict[str, dict[str, Schema]] = {
         "object": {
             "maxProperties": limits.MAX_LOGIT_BIASES,
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": limits.LIMITS["logit_bias"].low,
+                "maximum": limits.LIMITS["logit_bias"].high,
+            },
         }
     },
     "chat_template_kwargs": {
@@ -156,7 +160,8 @@ RULES: dict[str, dict[str, Schema]] = {
     "messages": {"array": {"minItems": 1, "maxItems": limits.MAX_MESSAGES}},
     "tools": {"array": {"maxItems": limits.MAX_TOOLS}},
     "prompt": {"array": ID_LISTS},
-    "input": {"array": {**ID_LISTS, "maxItems": limits.MAX_EMBEDDING_INPUTS}},
+    "EmbeddingRequest.input": {"array": {**ID_LISTS, "maxItems": limits.MAX_EMBEDDING_INPUTS}},
+    "ResponseRequest.input": {"array": {"minItems": 1, "maxItems": limits.MAX_MESSAGES}},
     "choice": {"array": {"minItems": 1, "maxItems": limits.MAX_CHOICES}},
     "regex": {"string": text(limits.MAX_GRAMMAR_CHARS)},
     "grammar": {"string": text(limits.MAX_GRAMMAR_CHARS)},

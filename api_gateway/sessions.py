@@ -32,8 +32,8 @@ class Mailbox:
         self._wake()
 
     def ring(self, alarm: str) -> None:
-        """Wake the consumer for something that is no news of a choice; the first alarm stands."""
-        self.alarm = self.alarm or alarm
+        """Wake the consumer for something that is no news of a choice; the last alarm stands."""
+        self.alarm = alarm
         self._wake()
 
     def _wake(self) -> None:

@@ -61,7 +61,7 @@ class Stream:
             body = self.opening() + body
         await self._call.send({"type": "http.response.body", "body": body, "more_body": more_body})
         vigil.sending_since_s = None
-        if vigil.paused_on is not None:
+        if vigil.paused is not None:
             vigil.resume()
         self._num_bytes += len(body)
 

@@ -34,7 +34,7 @@ class Vigil:
     __slots__ = (
         "deadline_s",
         "job",
-        "paused_on",
+        "paused",
         "sending_since_s",
         "sent_s",
         "taking",
@@ -51,7 +51,7 @@ class Vigil:
         self.task = task
         self.taking = taking
         self.deadline_s = job.deadline_s
-        self.paused_on: Link | None = None
+        self.paused: tuple[Link, list[int]] | None = None
         self.was_slow = False
 
     @property
@@ -66,15 +66,16 @@ class Vigil:
         return now - since_s >= timeout_s
 
     def pause(self) -> None:
-        """Let the engine hold the sequences back; a replay on another stream needs it again."""
-        link = self.job.link
-        if link is not None and link is not self.paused_on:
-            link.pause(self.job.unfinished, is_paused=True)
-            self.paused_on = link
+        """Let the engine hold the sequences back; a replay, whose slots are others, needs it again."""
+        link, choices = self.job.link, self.job.unfinished
+        if link is None or self.paused == (link, slots := [choice.slot for choice in choices]):
+            return
+        link.pause(choices, is_paused=True)
+        self.paused = (link, slots)
 
     def resume(self) -> None:
         """The socket has room again."""
-        self.paused_on = None
+        self.paused = None
         if self.job.link is not None:
             self.job.link.pause(self.job.unfinished, is_paused=False)
 
@@ -129,4 +130,5 @@ class Watch:
                 vigil.job.mailbox.ring(DEADLINE)
             elif now - vigil.sent_s >= self._keep_alive_s:
                 vigil.sent_s = now  # in vain for replies in one piece, and not at every tick
-                vigil.job.mailbox.ring(IDLE)
+                if vigil.job.mailbox.alarm is None:  # of an end it would be the last heard
+                    vigil.job.mailbox.ring(IDLE)

@@ -50,7 +50,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="file of lines `tenant key=number …`, `*` for all others; keys: context, "
-            "new_tokens (a request), seqs, blocks, waiting (at a time, of a replica); empty = none"
+            "new_tokens, priority (the lowest of a request), seqs, blocks, waiting (at a time, of "
+            "a replica); empty = none"
         ),
     ] = ""
     prefix_cache: Annotated[

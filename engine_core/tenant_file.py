@@ -6,12 +6,14 @@ fields of `TenantLimits`; the file is read once, at the start.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from common.settings import SettingsError
 from engine_core.scheduling.bounds import TenantLimits
+from protos.limits import LIMITS
 
 
 def read_tenants(path: str) -> dict[str, TenantLimits]:
@@ -53,6 +55,16 @@ def _pair(word: str) -> tuple[str, int]:
     if not equals or key not in {field.name for field in fields}:
         names = ", ".join(field.name for field in fields)
         raise ValueError(f"expected key=number with a key of {names}, got {word!r}")
+    if key == "priority":
+        return key, _priority(value)
     if not value.isdecimal() or int(value) == 0:
         raise ValueError(f"{key} must be a number of at least 1, got {value!r}")
     return key, int(value)
+
+
+def _priority(value: str) -> int:
+    """Return one that a request may have: its limit may be zero, or below."""
+    low, high = LIMITS["priority"]
+    if re.fullmatch(r"[+-]?[0-9]{1,9}", value) and low <= int(value) <= high:
+        return int(value)
+    raise ValueError(f"priority must be a number of {low} to {high}, got {value!r}")

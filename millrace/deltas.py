@@ -73,7 +73,7 @@ class Deltas:
     def _end(
         self, output: CompletionOutput, whole: RequestOutput, finish: common_pb2.Finish
     ) -> None:
-        called = finish.reason == common_pb2.STOPPED and self._calls[output.index].num_calls
+        called = finish.reason == common_pb2.STOPPED and self._calls[output.index].are_whole
         output.finish_reason = "tool_calls" if called else FINISH_REASONS[finish.reason]
         output.stop_reason = stop_reason(finish)
         output.num_reasoning_tokens = finish.num_reasoning_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,21 +47,35 @@ class Server:
         return models
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
-        """POST `body` and yield the JSON of every event; closing the iterator ends the request."""
+        """POST `body` and yield the JSON of every event; closing the iterator ends the request.
+
+        Raises CommandError with what the server says, also where its stream breaks off.
+        """
         try:
             sent = msgspec.json.encode(body)
         except UnicodeEncodeError as error:  # an argument whose bytes are no text
             raise CommandError(f"what is to be sent is not UTF-8 text: {error}") from error
         with closing(self._connect()) as connection:
             reply = self._reply(connection, "POST", path, sent)
-            for line in reply:
-                event = line.strip().removeprefix(b"data:").strip()
-                if not line.startswith(b"data:") or event == b"[DONE]":
-                    continue
+            for event in self._events(path, reply):
                 decoded = msgspec.json.decode(event)
                 if "error" in decoded:
                     raise CommandError(decoded["error"].get("message", "the server failed"))
                 yield decoded
+
+    def _events(self, path: str, reply: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Yield the data of every event before `[DONE]`; raise CommandError if that never comes."""
+        why = "the connection ended before the answer did"
+        try:
+            for line in reply:
+                event = line.strip().removeprefix(b"data:").strip()
+                if event == b"[DONE]":
+                    return
+                if line.startswith(b"data:"):
+                    yield event
+        except (OSError, http.client.HTTPException) as error:
+            why = f"{why}: {error}"
+        raise CommandError(f"{self.url}{path}: {why}")
 
     def _connect(self) -> http.client.HTTPConnection:
         try:

@@ -18,6 +18,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,7 +203,8 @@ class _Writer:
         data = map_bytes(self.path)
         os.replace(self.path, target)
         for old in _others(target):
-            old.unlink(missing_ok=True)  # who has it mapped keeps it
+            with suppress(OSError):  # of another user
+                old.unlink()  # who has it mapped keeps it
         self._close()
         return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,10 +85,16 @@ def in_own_words() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        message, param = error.message, error.param or ""
-        for theirs, own in OWN_NAMES:
-            message, param = message.replace(theirs, own), param.replace(theirs, own)
-        raise InvalidRequest(message, param=param or None, code=error.code) from error
+        param = renamed(error.param or "") or None
+        raise InvalidRequest(renamed(error.message), param=param, code=error.code) from error
+
+
+def renamed(text: str) -> str:
+    """Return `text` with fields in the client's words; quoted names and parts of names stay."""
+    for theirs, own in OWN_NAMES:
+        before = r"(?<![\w'])" if theirs[0] != "." else ""
+        text = re.sub(rf"{before}{re.escape(theirs)}(?![\w'])", own, text)
+    return text
 
 
 def tools_of(body: ResponseRequest) -> list[Tool] | None:

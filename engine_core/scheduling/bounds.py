@@ -24,6 +24,8 @@ class TenantLimits(msgspec.Struct, frozen=True):
     """KV blocks held at a time; a block that several sequences share counts for each."""
     waiting: int = 0
     """Requests in the queue, every choice one; more are refused."""
+    priority: int | None = None
+    """The lowest that may be asked, that is the first in turn; None = any."""
 
 
 class Bounds(NamedTuple):

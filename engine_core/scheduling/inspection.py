@@ -10,6 +10,7 @@ import msgspec
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.limits import Facts, admit, check_fit, room
 from engine_core.scheduling.planning import Planner
+from engine_core.scheduling.queue_bounds import check_queue
 from engine_core.scheduling.request import Refused
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.sequence import Sequence, Status
@@ -124,6 +125,7 @@ class Inspection:
             request = admit(add, self._facts, own, now)
             if must_fit:
                 check_fit(request, self._facts)
+            check_queue(roster, self._bounds, request.limits.tenant, request.limits.n)
             row = Sequence(0, request, 0, room(self._facts, own))
         except Refused as refused:
             why = refused.problem

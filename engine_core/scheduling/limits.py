@@ -93,6 +93,9 @@ def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Pro
     if own.new_tokens and asked > own.new_tokens and not is_open:
         why = f"max_tokens is {asked}, but {{}} may have {own.new_tokens} new tokens"
         yield _beyond(request, why, "new_tokens", "max_tokens")
+    if own.priority is not None and request.limits.priority < own.priority:
+        why = f"priority is {request.limits.priority}, but {{}} may ask for {own.priority} or more"
+        yield _beyond(request, why, "priority", "priority")
 
 
 def _beyond(request: Request, why: str, key: str, param: str) -> Problem:

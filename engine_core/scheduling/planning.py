@@ -97,7 +97,7 @@ class Planner:
         best = min((row.order[0] for row in [*rows, sequence]), default=0)
         mine = self._standing(sequence, best, now)
         num_before = sum(self._standing(row, best, now) < mine for row in rows)
-        has_seat = len(self._roster.running) < self._bounds.max_num_seqs
+        has_seat = self._has_seat() and not self._is_at_limit(sequence)
         return Outlook(
             num_cached=known.num_tokens,
             num_blocks=self._layout.blocks_for(self._most(sequence)) - len(known.block_ids),

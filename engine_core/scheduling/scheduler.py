@@ -9,9 +9,9 @@ Pure: no clock, no I/O; `now` is an argument.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
-from engine_core.scheduling.bounds import Bounds, fair_part
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.context_shift import replay
 from engine_core.scheduling.draft import Flight
@@ -23,6 +23,7 @@ from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit, room
 from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
+from engine_core.scheduling.queue_bounds import check_queue
 from engine_core.scheduling.request import FinishReason, Problem, Refused
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
@@ -86,7 +87,7 @@ class Scheduler:
             own = self._bounds.of(add.limits.tenant)
             request = admit(add, self._facts, own, now)
             if not request.attempt:  # what was let in before its replica was lost is in
-                self._check_queue(request.limits.tenant, request.limits.n)
+                check_queue(self._roster, self._bounds, request.limits.tenant, request.limits.n)
         except Refused as refused:
             self.refuse(add, refused.problem)
             return
@@ -158,26 +159,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._roster.running)
-
-    def _check_queue(self, tenant: str, count: int) -> None:
-        """Raise Refused when the queue has no place for `count` more of `tenant`."""
-        total, most = len(self._roster.waiting) + len(self._roster.held), self._bounds.max_waiting
-        own = self._bounds.of(tenant).waiting
-        if total + count <= most and not own:
-            return
-        waiting = Counter(row.tenant for row in self._roster.waiting)
-        waiting.update(row.tenant for row in self._roster.held.values())
-        mine = waiting[tenant]
-        if own and mine + count > own:
-            why = f"{mine} of tenant {tenant!r} wait and {own} may (tenant_limits: waiting)"
-            raise Refused(self._full(why, mine))
-        if total + count > most and mine + count > fair_part(most, tenant, waiting):
-            why = f"{total} requests wait and {most} may (max_waiting), {mine} of tenant {tenant!r}"
-            raise Refused(self._full(why, total))
-
-    def _full(self, why: str, num_waiting: int) -> Problem:
-        retry_after_s = self.tally.retry_after_s(num_waiting)
-        return Problem("Overloaded", why, code="queue_full", retry_after_s=retry_after_s)
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         self._roster.enter(sequence)

@@ -57,6 +57,22 @@ async def test_the_document_is_served_and_valid(client: httpx.AsyncClient) -> No
         jsonschema.Draft202012Validator.check_schema(shape)
 
 
+@pytest.mark.parametrize(
+    ("cls", "given", "is_valid"),
+    [
+        ("ResponseRequest", [{"role": "user", "content": "hi"}], True),
+        ("ResponseRequest", ["hi"], False),
+        ("ResponseRequest", [], False),
+        ("EmbeddingRequest", ["hi"], True),
+        ("EmbeddingRequest", [{"role": "user", "content": "hi"}], False),
+    ],
+)
+def test_inputs_of_two_kinds(cls: str, given: list[Any], is_valid: bool) -> None:
+    described = document()
+    check = jsonschema.Draft202012Validator({**described, "$ref": f"#/components/schemas/{cls}"})
+    assert check.is_valid({"model": "m", "input": given}) is is_valid
+
+
 def answer(stream: Stream, slot: int) -> None:
     if stream.requests[slot].limits.kind == EMBED:
         stream.start(slot)

@@ -300,6 +300,15 @@ async def test_a_prompt_refused_below_is_called_input(
     assert (await client.post(URL, json=ask())).json()["error"]["param"] == "input"
 
 
+async def test_names_of_the_client_stay_its_own(client: httpx.AsyncClient) -> None:
+    twice = [{"type": "function", "name": "messages"}] * 2
+    error = (await client.post(URL, json=ask(tools=twice))).json()["error"]
+    assert "'messages'" in error["message"]
+    choice = {"type": "function", "name": "send_messages"}
+    error = (await client.post(URL, json=ask(tools=[TOOL], tool_choice=choice))).json()["error"]
+    assert "send_messages" in error["message"] and error["param"] == "tool_choice.name"
+
+
 @pytest.mark.parametrize("tools", [{}, {"tools": []}])
 async def test_auto_may_stand_without_tools(
     client: httpx.AsyncClient, tools: dict[str, Any]

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api_gateway.job import Job
+from api_gateway.link import Link
 from api_gateway.sessions import Choice, Demux, Mailbox
+from api_gateway.watch import CANCELLED, IDLE, Vigil, Watch
 from protos.common_pb2 import STOPPED, Finish
-from protos.tokenizer_pb2 import Started, TextBatch
+from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
 from tests.support.fake_tokenizer import column
 
 
@@ -78,3 +84,32 @@ async def test_one_waking_brings_all_news_of_a_request() -> None:
     assert choices[0].finish is not None and choices[0].finish.num_prompt_tokens == 9
     mailbox.ring("alarm")
     assert await mailbox.wait() == [] and mailbox.alarm == "alarm"
+
+
+async def test_an_end_is_heard_whatever_rang_in_the_same_turn() -> None:
+    """A request that waits for a tokenizer has no second event that would end it."""
+    watch, job = Watch(0.0, 30.0), Job([])
+    watch.add(Vigil(job, None))
+    watch.tick(time.monotonic())
+    assert job.mailbox.alarm == IDLE
+    job.mailbox.ring(CANCELLED)
+    watch.tick(time.monotonic() + 1)
+    assert job.mailbox.alarm == CANCELLED
+
+
+def test_a_replay_on_the_same_stream_is_paused_again() -> None:
+    paused = []
+
+    def pause(choices: list[Choice], is_paused: bool) -> None:
+        paused.append([choice.slot for choice in choices])
+
+    job, demux = Job([TextRequest()]), Demux()
+    job.link = cast(Link, SimpleNamespace(pause=pause))
+    vigil = Vigil(job, None)
+    demux.add(job.choices)
+    for _ in range(2):
+        vigil.pause()
+    demux.remove(job.choices[0])
+    demux.add(job.choices)
+    vigil.pause()
+    assert paused == [[1], [2]]

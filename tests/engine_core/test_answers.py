@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine_core.answers import answer
-from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import Add, Limits, Query, StepResult
 
@@ -102,6 +102,29 @@ def test_why_a_request_would_be_refused(scheduler: Scheduler) -> None:
     (row,) = ask(scheduler, "explain", token_ids=[1] * 40, max_tokens=9)["replicas"]
     assert row["refused"]["code"] == "kv_cache_too_small"
     assert "kv_cache_memory" in row["refused"]["message"]
+
+
+def test_a_tenants_own_limits_count_in_how_a_request_would_fare() -> None:
+    tenants = {"a": TenantLimits(seqs=1, waiting=1), "b": TenantLimits(blocks=4)}
+    scheduler = Scheduler(
+        num_blocks=8, block_size=4, vocab_size=100, max_model_len=64,
+        bounds=Bounds(4, 64, 8, tenants), prefix_key=b"m",
+    )  # fmt: skip
+
+    def asked(tenant: str, token: int) -> Any:
+        told = {"token_ids": [token] * 9, "max_tokens": 2, "tenant": tenant}
+        return ask(scheduler, "explain", **told)["replicas"][0]
+
+    assert asked("a", 1)["estimated_start_s"] == asked("b", 1)["estimated_start_s"] == 0
+    for slot, tenant in ((1, "a"), (2, "b")):
+        scheduler.add(add(slot, [slot] * 5, tenant=tenant), 0.0)
+    step(scheduler, 7, 7)
+    assert asked("c", 3)["estimated_start_s"] == 0
+    for tenant in "ab":
+        assert asked(tenant, 3)["estimated_start_s"] is None, "its seat or its blocks are taken"
+    assert asked("a", 3)["refused"] is None
+    scheduler.add(add(3, [4] * 5, tenant="a"), 0.0)
+    assert asked("a", 3)["refused"]["code"] == "queue_full"
 
 
 def test_the_cache_is_counted_and_dropped(scheduler: Scheduler) -> None:

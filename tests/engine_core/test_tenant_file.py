@@ -14,13 +14,14 @@ from engine_core.tenant_file import parse, read_tenants
 def test_lines_comments_and_all_others(tmp_path: Path) -> None:
     file = tmp_path / "tenants"
     file.write_text(
-        "\ufeffteam-b seqs=2\n# who\nteam-a seqs=8 blocks=400  # two\n\n* context=4096\nfree\n"
+        "\ufeffteam-b seqs=2\n# who\nteam-a seqs=8 blocks=400  # two\n\n"
+        "* context=4096 priority=-5\nfree\n"
     )
     tenants = read_tenants(str(file))
     bounds = Bounds(8, 64, 8, tenants)
     assert bounds.of("team-a") == TenantLimits(seqs=8, blocks=400)
     assert bounds.of("team-b").seqs == 2
-    assert bounds.of("somebody").context == 4096
+    assert bounds.of("somebody") == TenantLimits(context=4096, priority=-5)
     assert bounds.of("free") == TenantLimits()
     assert read_tenants("") == {}
 
@@ -33,6 +34,8 @@ def test_lines_comments_and_all_others(tmp_path: Path) -> None:
         ("\na seats=2", "line 2: expected key=number with a key of context, .*, got 'seats=2'"),
         ("a seqs", "line 1: expected key=number"),
         ("a seqs=0", "line 1: seqs must be a number of at least 1, got '0'"),
+        ("a priority=high", "line 1: priority must be a number of -1000 to 1000, got 'high'"),
+        ("a priority=-1001", "line 1: priority must be a number of -1000 to 1000"),
         ("a seqs=many", "line 1: seqs must be a number of at least 1, got 'many'"),
     ],
 )

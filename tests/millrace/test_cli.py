@@ -6,6 +6,7 @@ import argparse
 import http.server
 import importlib
 import io
+import socket
 import sys
 import threading
 from dataclasses import replace
@@ -109,6 +110,25 @@ def test_what_is_no_amount_is_refused(value: str, capsys: pytest.CaptureFixture[
 def test_what_is_no_text_is_not_sent() -> None:
     with pytest.raises(CommandError, match="is not UTF-8 text"):
         next(Server("http://127.0.0.1:1", None).events("/", {"model": "\udcff"}))
+
+
+@pytest.mark.parametrize("length", ["", "Content-Length: 999\r\n"])
+def test_an_answer_that_breaks_off_is_none(length: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer() -> None:
+            peer, _ = door.accept()
+            with peer:
+                peer.recv(2**16)
+                peer.sendall(f'HTTP/1.1 200 OK\r\n{length}\r\ndata: {{"a": 1}}\n\n'.encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        events = Server(f"http://127.0.0.1:{door.getsockname()[1]}", None).events("/v1/x", {})
+        assert next(events) == {"a": 1}
+        with pytest.raises(CommandError, match="/v1/x: the connection ended before the answer"):
+            next(events)
+        thread.join()
 
 
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,22 @@ def test_a_disk_that_is_full_costs_the_file_only(
     assert list((tmp_path / "full").iterdir()) == []
 
 
+def test_a_file_of_before_that_stays_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = load(tmp_path / "home-old.packed")
+    unlink = Path.unlink
+
+    def of_another_user(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "home-old.packed":
+            raise PermissionError(errno.EPERM, "it is another user's")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", of_another_user)
+    assert same(load(tmp_path / "home-new.packed"), old)
+    assert {path.name for path in tmp_path.iterdir()} == {"home-old.packed", "home-new.packed"}
+
+
 def test_loading_that_fails_leaves_no_file(tmp_path: Path) -> None:
     ops = backend(weights=Format.INT8)
     cache = ops.cache = PackedCache(tmp_path / "model.packed")

@@ -1,0 +1,38 @@
+"""What the pieces of a request become for who asked in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from millrace.client import EngineClient, Piece
+from millrace.deltas import Deltas
+from millrace.params import SamplingParams
+from millrace.prompts import asked
+from protos.common_pb2 import LENGTH, STOPPED, Finish, ModelInfo
+
+INFO = ModelInfo(id="m", tool_format="hermes")
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "word"),
+    [
+        (CALL, STOPPED, "tool_calls"),
+        (CALL[:-20], STOPPED, "stop"),  # by a stop string: it cannot be run
+        (CALL[:-20], LENGTH, "length"),
+        ("no call", STOPPED, "stop"),
+    ],
+)
+def test_how_an_answer_with_tools_ends(text: str, reason: Finish.Reason, word: str) -> None:
+    client = cast(EngineClient, SimpleNamespace(prompt_token_ids=lambda request_id: [1]))
+    prompt, params = (
+        {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]},
+        SamplingParams(),
+    )
+    deltas = Deltas(client, prompt, params, asked(prompt, params, INFO, "r", 1))
+    whole = deltas.read(Piece(0, text, finish=Finish(reason=reason)))
+    assert [output.finish_reason for output in whole.outputs] == [word]
