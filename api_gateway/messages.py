@@ -85,6 +85,16 @@ TEXTS = ("text", "refusal")
 """Kinds of parts, each with its text in a field of that name; a refusal is an assistant's."""
 
 
+def drop_beside_texts(messages: Any) -> None:
+    """Remove from the content parts of raw `messages` what stands there beside kind and text."""
+    for message in messages if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, dict) and part.get("type") in TEXTS:
+                for name in part.keys() - {"type", part["type"]}:
+                    del part[name]
+
+
 def part_text(part: dict[str, Any], param: str) -> str:
     """Return the text of a content part; anything but text is refused by its name."""
     kind = part.get("type")

@@ -13,7 +13,7 @@ from api_gateway import reply_schema as replies
 from api_gateway import schema
 from api_gateway.asgi import Call
 from api_gateway.health import build_version
-from api_gateway.messages import RESERVED_KWARGS
+from api_gateway.messages import RESERVED_KWARGS, TEXTS
 from api_gateway.responses.schema import ResponseRequest
 from protos import limits
 
@@ -172,12 +172,12 @@ RULES: dict[str, dict[str, Schema]] = {
     "JsonSchema.name": {"string": word(NAME, 64)},
     "Message.content": {"array": {
         "maxItems": limits.MAX_CONTENT_PARTS,
-        "items": {
+        "items": {"anyOf": [{
             "type": "object",
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            "required": ["type", "text"],
+            "properties": {"type": {"const": kind}, kind: {"type": "string"}},
+            "required": ["type", kind],
             "additionalProperties": False,
-        },
+        } for kind in TEXTS]},
     }},
 }  # fmt: skip
 

@@ -12,8 +12,10 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from api_gateway import unserved
+from api_gateway.messages import drop_beside_texts
 from api_gateway.responses.schema import ResponseRequest
 from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from api_gateway.shapes import drop_unknown, shape_of, words_of
 from common.errors import InvalidRequest
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -26,6 +28,8 @@ UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
 _decode = msgspec.json.Decoder().decode
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_ENUM = re.compile("Invalid enum value ")
+_NOTHING = re.compile("Expected `null`, got")  # a field that may be left empty, and no more
 _PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 100
@@ -33,21 +37,22 @@ GZIP = b"\x1f\x8b"
 
 
 def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
-    """Return the request in `body`; `is_lenient` ignores unknown top-level fields."""
+    """Return the request in `body`; `is_lenient` ignores unknown fields, of inner objects too."""
     raw = decode(body)
     unserved.take_out(raw, UNSERVED.get(cls, {}))
-    unknown = [name for name in raw if name not in cls.__struct_fields__]
-    for name in unknown:
-        if not is_lenient:
+    if is_lenient:
+        drop_unknown(raw, shape_of(cls))
+        drop_beside_texts(raw.get("messages"))
+    for name in raw:
+        if name not in cls.__struct_fields__:
             raise unknown_field(name, name)
-        del raw[name]
     for name, value in raw.items():
         if isinstance(value, float) and value.is_integer():  # JSON's 5.0 is an integer
             raw[name] = int(value)
     try:
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:
-        raise explained(str(error)) from error
+        raise explained(str(error), cls) from error
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -97,8 +102,8 @@ def offences(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def explained(text: str) -> InvalidRequest:
-    """Turn msgspec's words into an error with the field's path as OpenAI writes it."""
+def explained(text: str, cls: type[msgspec.Struct]) -> InvalidRequest:
+    """Turn msgspec's words on a `cls` into an error with the field's path as OpenAI writes it."""
     at = _PATH.search(text)
     path = str(at["path"]).lstrip(".").replace("[...]", "") if at else ""
     if unknown := _UNKNOWN.match(text):
@@ -107,8 +112,15 @@ def explained(text: str) -> InvalidRequest:
         param = join(path, missing["name"])
         return InvalidRequest(f"{param} is required", param=param, code="missing_field")
     reason = text[: at.start()] if at else text
+    words = words_of(shape_of(cls), at["path"]) if at and _ENUM.match(reason) else []
+    if _NOTHING.match(reason) or (words and all(isinstance(word, bool) for word in words)):
+        return InvalidRequest(f"{path} is not supported", param=path, code="unsupported_parameter")
+    if words:
+        reason = f"{_ENUM.sub('', reason)} is none of {', '.join(map(repr, words))}"
     message = f"{path}: {reason}" if path else reason
-    return InvalidRequest(message, param=path or None, code="invalid_type")
+    return InvalidRequest(
+        message, param=path or None, code="invalid_value" if words else "invalid_type"
+    )
 
 
 def unknown_field(name: str, path: str) -> InvalidRequest:

@@ -110,13 +110,21 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's way to ask for a form; exactly one field. `grammar` is Lark as llguidance reads it."""
+    """vLLM's way to ask for a form; exactly one field. `grammar` is Lark as llguidance reads it.
+
+    The last five are vLLM's too and not served: they may be sent with what asks for nothing.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
+    structural_tag: None = None
+    whitespace_pattern: None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+    disable_fallback: Literal[False] | None = None
 
 
 class DynamicTemperature(msgspec.Struct, forbid_unknown_fields=True):

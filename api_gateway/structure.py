@@ -20,6 +20,7 @@ from protos.json_fields import dumps, loads
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LINE = re.compile(r"\bat (\d+)\(\d+\): ")
+FORMS = ("json", "regex", "choice", "grammar", "json_object")
 STRUCTURED, RESPONSE = "structured_outputs", "response_format"
 
 
@@ -39,9 +40,7 @@ def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
     if plan.is_forced or schema is not None:
         check_tool_numbers(body, plan)
     if (calls := plan.grammar()) is not None:
-        if schema is not None:
-            raise refuse("response_format excludes a tool_choice that forces a call", RESPONSE)
-        return lark(calls, "tools")
+        return lark(calls, "tools")  # a call that must come leaves no other answer to form
     if schema is None:
         return None
     return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), RESPONSE)
@@ -124,10 +123,9 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
 def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
     if given is None:
         return None
-    fields = {name: getattr(given, name) for name in given.__struct_fields__}
-    asked = {name: value for name, value in fields.items() if value is not None}
+    asked = {name: value for name in FORMS if (value := getattr(given, name)) is not None}
     if len(asked) != 1:
-        raise refuse(f"{STRUCTURED} takes exactly one of {', '.join(fields)}", STRUCTURED)
+        raise refuse(f"{STRUCTURED} takes exactly one of {', '.join(FORMS)}", STRUCTURED)
     name, value = asked.popitem()
     param = f"{STRUCTURED}.{name}"
     if name == "json_object":

@@ -66,7 +66,7 @@ class Vigil:
         return now - since_s >= timeout_s
 
     def pause(self) -> None:
-        """Let the engine hold the sequences back; a replay, whose slots are others, needs it again."""
+        """Let the engine hold the sequences back; a replay has other slots and needs it again."""
         link, choices = self.job.link, self.job.unfinished
         if link is None or self.paused == (link, slots := [choice.slot for choice in choices]):
             return

@@ -105,7 +105,7 @@ def item_of(raw: dict[str, Any], param: str) -> Item:
     try:
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:
-        why = explained(str(error))
+        why = explained(str(error), cls)
         inner = f"{param}.{why.param}" if why.param else param
         message = why.message if why.param is None else f"{param}.{why.message}"
         raise InvalidRequest(message, param=inner, code=why.code) from error

@@ -212,8 +212,6 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(tools=[tool("f")], tool_choice="maybe"), "tool_choice"),
     (CHAT, chat(tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}),
      "tool_choice.function.name"),
-    (CHAT, chat(tools=[tool("f")], tool_choice="required", response_format={
-        "type": "json_object"}), "response_format"),
     (CHAT, chat(tools=[tool("f")], structured_outputs={"regex": "a"}), "structured_outputs"),
     (CHAT, messages({"role": "tool", "content": "4"}), "messages[0].tool_call_id"),
     (CHAT, messages({"role": "tool", "tool_call_id": "a"}), "messages[0].content"),
@@ -347,6 +345,17 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "x": 1.5}, "service_tier": "auto"}),
     (COMPLETIONS, {"echo": False, "best_of": 1, "suffix": None, "add_special_tokens": True}),
     (CHAT, {"metadata": {"k": "v" * 512, "l": ""}, "prompt_cache_key": ""}),
+    (
+        CHAT,
+        {
+            "structured_outputs": {
+                "regex": "a",
+                "whitespace_pattern": None,
+                "disable_any_whitespace": False,
+                "structural_tag": None,
+            }
+        },
+    ),
     (COMPLETIONS, {"metadata": {}, "prompt_cache_key": "k" * 64, "safety_identifier": "s"}),
     (
         CHAT,
@@ -387,6 +396,41 @@ async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokeniz
         assert (await http.post(CHAT, json=chat(temprature=1))).status_code == 200
         assert (await http.post(CHAT, json=chat(temperature=9))).status_code == 400
         assert (await http.post(CHAT, json=chat(session_id="s"))).status_code == 400
+        part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+        inner = messages({"role": "user", "content": [part], "cache_control": {}})
+        inner |= {"tools": [{**tool("f"), "mine": 1}], "response_format": {"type": "text", "a": 1}}
+        assert (await http.post(CHAT, json=inner)).status_code == 200
+        for wrong in (
+            messages({"role": "user", "content": [part | {"text": 5}]}),
+            messages({"role": "user", "content": "a", "audio": {}}),
+        ):
+            assert (await http.post(CHAT, json=wrong)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code", "told"),
+    [
+        (CHAT, messages({"role": "User", "content": "a"}), "messages[0].role", "invalid_value",
+         "'User' is none of 'assistant', 'developer', 'system', 'tool', 'user'"),
+        (CHAT, chat(tools=[tool("f")], tool_choice={"type": "allowed_tools", "function": {}}),
+         "tool_choice.type", "invalid_value", "'allowed_tools' is none of 'function'"),
+        (CHAT, chat(stream=True, stream_options={"include_obfuscation": True}),
+         "stream_options.include_obfuscation", "unsupported_parameter", "is not supported"),
+        (CHAT, messages({"role": "user", "content": "a", "audio": {}}), "messages[0].audio",
+         "unsupported_parameter", "is not supported"),
+        (RESPONSES, {"model": MODEL, "input": "a", "text": {"verbosity": "low"}},
+         "text.verbosity", "invalid_value", "'low' is none of 'medium'"),
+        (RESPONSES, {"model": MODEL, "input": "a", "include": ["x"]}, "include[0]",
+         "invalid_value", "'x' is none of"),
+        (CHAT, chat(temperature="hot"), "temperature", "invalid_type", "Expected `float | null`"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_word_is_told_the_right_ones(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, code: str, told: str
+) -> None:
+    error = (await client.post(path, json=body)).json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["message"].startswith(param) and told in error["message"]
 
 
 async def test_a_failure_of_ours_is_a_500_that_says_nothing_of_our_insides(

@@ -188,6 +188,8 @@ async def test_forced_calls_go_through_a_grammar(
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
     _, either = await sent(client, fake, tools=TOOLS, response_format=form)
     assert either.text.startswith("start: calls | answer\nanswer: %json {")
+    _, forced = await sent(client, fake, tools=TOOLS, tool_choice="required", response_format=form)
+    assert forced.text == HERMES_REQUIRED, "a call that must come leaves nothing else to form"
 
 
 async def test_tags_that_are_tokens_are_called_by_name(fake: FakeTokenizer) -> None:

@@ -47,7 +47,11 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("samplers", ["top_k", "heat"], "samplers must be among"),
         ("samplers", ["top_k", "top_k"], "samplers names top_k more than once"),
         ("rotate_kv", True, "rotate_kv needs n_keep"),
-        ("response_format", {"type": "xml"}, "response_format.type: Invalid enum value 'xml'"),
+        (
+            "response_format",
+            {"type": "xml"},
+            "response_format.type: 'xml' is none of 'json_object'",
+        ),
         ("stop", 5, "stop must be a list of strings, got 5"),
         ("stop", ["\ud800"], "stop is not Unicode text"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of token ids, got 5"),

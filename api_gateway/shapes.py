@@ -1,0 +1,49 @@
+"""What the types of the bodies say: the fields of an object, the words that a field may have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from msgspec import inspect
+
+_STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[[^\]]*\]")
+shape_of = cache(inspect.type_info)
+
+
+def drop_unknown(value: Any, shape: inspect.Type) -> None:
+    """Remove from `value`, decoded JSON, what objects of that shape have no field for."""
+    for option in _options(shape):
+        if isinstance(option, inspect.StructType) and isinstance(value, dict):
+            fields = {field.encode_name: field.type for field in option.fields}
+            for name in value.keys() - fields.keys():
+                del value[name]
+            for name, inner in value.items():
+                drop_unknown(inner, fields[name])
+        elif isinstance(option, inspect.ListType) and isinstance(value, list):
+            for inner in value:
+                drop_unknown(inner, option.item_type)
+
+
+def words_of(shape: inspect.Type, path: str) -> list[Any]:
+    """Return the values a field of listed ones may have; `path` is msgspec's, without `$`."""
+    places = [shape]
+    for step in _STEP.finditer(path):
+        places = [inner for place in places for inner in _within(place, step["field"])]
+    return [word for place in places for kind in _options(place)
+            if isinstance(kind, inspect.LiteralType) for word in kind.values]  # fmt: skip
+
+
+def _within(shape: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
+    """Yield what stands in the field of that name, or, without one, in an array."""
+    for option in _options(shape):
+        if isinstance(option, inspect.StructType):
+            yield from (one.type for one in option.fields if one.encode_name == field)
+        elif isinstance(option, inspect.ListType) and field is None:
+            yield option.item_type
+
+
+def _options(shape: inspect.Type) -> tuple[inspect.Type, ...]:
+    return shape.types if isinstance(shape, inspect.UnionType) else (shape,)
