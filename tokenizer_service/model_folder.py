@@ -19,7 +19,9 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repet
 POOLING_FIELDS = {"pooling_mode_lasttoken": LAST, "pooling_mode_mean_tokens": MEAN}
 POOLING_MODES = {"lasttoken": LAST, "mean": MEAN}
 """Newer spelling: the value of `pooling_mode`, which counts before the fields of the older one."""
-TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token")
+TOKEN_FIELDS = (
+    "bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ def token_texts(path: Path, tokenizer: Fields) -> dict[str, str]:
         found.update(
             {name: token_text(older.get(name)) for name in TOKEN_FIELDS if older.has(name)}
         )
+    if isinstance(extra := tokenizer.get("extra_special_tokens"), dict):
+        found |= {name: token_text(token) for name, token in extra.items() if not found.get(name)}
     return {name: text for name, text in found.items() if text}
 
 
@@ -164,7 +168,7 @@ def added_tokens(path: Path, tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
     """Return the tokens beside the vocabulary by id, which older folders keep in a file."""
     place = tokenizer.inside("added_tokens_decoder")
     if place is None:
-        return older_added_tokens(path)
+        return older_added_tokens(path, tokenizer)
     found = {name: place.get(name) for name in place.names()}
     for name, token in found.items():
         if not name.isdecimal() or not token_text(token) or not isinstance(token, dict):
@@ -172,12 +176,13 @@ def added_tokens(path: Path, tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
     return {int(name): token for name, token in found.items()}
 
 
-def older_added_tokens(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the tokens of added_tokens.json; special_tokens_map.json names the special ones."""
+def older_added_tokens(path: Path, tokenizer: Fields) -> dict[int, Mapping[str, Any]]:
+    """Return the tokens of added_tokens.json; two other files name the special ones."""
     place = read_object(path / "added_tokens.json", may_lack=True)
-    named = read_object(path / "special_tokens_map.json", may_lack=True)
-    special = {token_text(named.get(name)) for name in named.names()}
-    special |= {token_text(one) for one in named.get("additional_special_tokens") or ()}
+    special: set[str | None] = set()
+    for named in (tokenizer, read_object(path / "special_tokens_map.json", may_lack=True)):
+        special |= {token_text(named.get(name)) for name in TOKEN_FIELDS}
+        special |= {token_text(one) for one in named.get("additional_special_tokens") or ()}
     found: dict[int, Mapping[str, Any]] = {}
     for text in place.names():
         number = place.get(text)

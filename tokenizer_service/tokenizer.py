@@ -7,8 +7,9 @@ Knows no chat templates; knows which texts are special tokens.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+log = logging.getLogger(__name__)
 ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
@@ -162,7 +164,9 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     ready, vocabulary = folder.path / "tokenizer.json", folder.path / "vocab.json"
     try:
         if ready.exists():
-            library = with_shown_tags(Library.from_file(str(ready)))
+            library = Library.from_file(str(ready))
+            add_missing(library, folder)
+            library = with_shown_tags(library)
             library.no_truncation()
             library.no_padding()
             return Tokenizer(library)
@@ -208,10 +212,36 @@ def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Libra
         ]
     )
     library.decoder = ByteLevelDecoder()
+    for token_id, token in told_tokens(folder):
+        add_token(library, token_id, token)
+    return library
+
+
+def told_tokens(folder: ModelFolder) -> Iterator[tuple[int, AddedToken]]:
+    """Yield id and token of what the folder tells beside the vocabulary, in order of ids."""
     for token_id, token in sorted(folder.added_tokens.items()):
         options = {name: bool(token.get(name)) for name in ADDED_TOKEN_FIELDS}
-        add_token(library, token_id, AddedToken(token["content"], **options))
-    return library
+        yield token_id, AddedToken(token["content"], **options)
+
+
+def add_missing(library: Library, folder: ModelFolder) -> None:
+    """Add what the folder tells of beside its tokenizer.json, as transformers does.
+
+    A token that the file has keeps its id, and becomes special if only the folder says so. One
+    whose place is taken, or would leave a gap, is left out, with a warning.
+    """
+    has, end = library.get_added_tokens_decoder(), 1 + max(library.get_vocab().values(), default=-1)
+    for token_id, token in told_tokens(folder):
+        known = library.token_to_id(token.content)
+        if known == token_id and (token_id in has and (has[token_id].special or not token.special)):
+            continue
+        if known is None and token_id == end:
+            known, end = token_id, end + 1
+        if known == token_id:
+            add_token(library, token_id, token)
+        else:
+            told = {"token": token.content, "id": token_id, "of tokenizer.json": known}
+            log.warning("an added token has no place and is left out", extra=told)
 
 
 def add_token(library: Library, token_id: int, token: AddedToken) -> None:

@@ -138,8 +138,15 @@ def test_tokens_are_strings_or_objects(tmp_path: Path) -> None:
     assert read_model_folder(tmp_path).token_texts == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+def test_templates_know_the_rarer_tokens_and_those_of_the_folder(tmp_path: Path) -> None:
+    extra = {"image_token": {"content": "<image>"}, "sep_token": "never", "n": 1}
+    folder(tmp_path, tokenizer_config={"sep_token": "<sep>", "extra_special_tokens": extra})
+    texts = read_model_folder(tmp_path).token_texts
+    assert texts == {"sep_token": "<sep>", "image_token": "<image>"}
+
+
 def test_older_folders_name_their_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
-    named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "cls_token": "no"}
+    named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "dog_token": "no"}
     folder(tmp_path, tokenizer_config={"bos_token": ""}, special_tokens_map=named)
     assert read_model_folder(tmp_path).token_texts == {"eos_token": "</s>", "bos_token": "<s>"}
     folder(tmp_path, tokenizer_config={"eos_token": "<e>", "added_tokens_decoder": {}})

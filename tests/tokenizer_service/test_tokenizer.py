@@ -151,7 +151,36 @@ def test_an_added_token_with_the_wrong_id_is_refused(tmp_path: Path) -> None:
         load_tokenizer(read_model_folder(tmp_path))
 
 
-def test_older_folders_keep_added_tokens_in_a_file(tmp_path: Path) -> None:
+def test_what_only_the_folder_tells_of_a_token_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """tokenizer.json lacks some tokens and flags; transformers takes them from the other file."""
+    library = tiny_library()
+    library.add_tokens([AddedToken("<|seen|>", normalized=False)])
+    write_tiny_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    end, seen = library.get_vocab_size(), library.token_to_id("<|seen|>")
+    told = {
+        seen: {"content": "<|seen|>", "special": True},
+        end: {"content": "<|new|>", "special": True},
+        end + 1: {"content": "<plain>"},
+        end + 7: {"content": "<|gap|>", "special": True},
+        0: {"content": "<plain>"},
+    }
+    config = json.dumps({"added_tokens_decoder": {str(k): token for k, token in told.items()}})
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    ids = list(unpack(tokenizer.encode("<|new|><plain><|seen|>", add_special_tokens=False)))
+    assert ids == [end, end + 1, seen]
+    assert tokenizer.decode(ids, keep_special=False) == "<plain>"
+    assert {seen, end} <= tokenizer.special_ids and end + 1 not in tokenizer.special_ids
+    left_out = [record.token for record in caplog.records]  # type: ignore[attr-defined]
+    assert left_out == ["<plain>", "<|gap|>"]
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_older_folders_keep_added_tokens_in_a_file(tmp_path: Path, name: str) -> None:
     model = json.loads(tiny_library().to_str())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
     (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
@@ -159,7 +188,7 @@ def test_older_folders_keep_added_tokens_in_a_file(tmp_path: Path) -> None:
     added = {"<|turn|>": first, "<seen>": first + 1}
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
     named = {"additional_special_tokens": ["<|turn|>"]}
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    (tmp_path / name).write_text(json.dumps(named))
     tokenizer = load_tokenizer(read_model_folder(tmp_path))
     assert tokenizer is not None
     assert tokenizer.encode("a<|turn|><seen>", add_special_tokens=False)[-8:] == pack(
