@@ -25,15 +25,14 @@ from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
 from protos.limits import MAX_ATTEMPTS, attempts, waits
 from protos.tokenizer_pb2 import CancelRequest, TextMessage
 from protos.tokenizer_pb2_grpc import TokenizerStub
+from protos.words import REPLICA_LOST, RESOLVE_EVERY_S, STALE_S
 
 log = logging.getLogger(__name__)
 WAIT_TIMEOUT_S = 5.0
 """How long a new job waits for a tokenizer."""
 REPLAY_TIMEOUT_S = 60.0
 """The same of a job that was lost."""
-RESOLVE_EVERY_S = 2.0
 CANCEL_TIMEOUT_S = 3.0
-STALE_S = 1.5
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
@@ -215,7 +214,7 @@ class TextClients:
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
         if job.attempt >= MAX_ATTEMPTS:
-            fail(job, Unavailable(f"lost {MAX_ATTEMPTS} times", code="replica_lost"))
+            fail(job, Unavailable(f"lost {MAX_ATTEMPTS} times", code=REPLICA_LOST))
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])

@@ -12,13 +12,12 @@ from typing import Any
 
 from api_gateway.admission import Admission
 from api_gateway.asgi import Call
-from api_gateway.clients import STALE_S, TextClients
+from api_gateway.clients import TextClients
 from api_gateway.metrics import FORGET_ENGINE_AFTER_S
 from protos.common_pb2 import EngineState
+from protos.words import NO_ENGINE, STALE_S
 
 SERVICE = "millrace"
-NO_ENGINE = "none"
-"""What a tokenizer that has no engine calls it."""
 
 
 def build_version() -> str:

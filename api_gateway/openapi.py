@@ -169,7 +169,7 @@ RULES: dict[str, dict[str, Schema]] = {
         "integer": {"minimum": 0, "maximum": int(limits.LIMITS["max_tokens"].high)}
     },
     "Function.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
-    "JsonSchema.name": {"string": word(NAME, 64)},
+    "JsonSchema.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "Message.content": {"array": {
         "maxItems": limits.MAX_CONTENT_PARTS,
         "items": {"anyOf": [{

@@ -12,13 +12,12 @@ from api_gateway.checks import check_text, check_texts, refuse, schema_text
 from api_gateway.parsers.grammar import ANY_OBJECT, forced
 from api_gateway.parsers.json_schema import beyond_64_bits, binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
-from api_gateway.tools import ToolPlan
+from api_gateway.tools import NAME, ToolPlan
 from common.errors import ServiceError
 from protos import limits
 from protos.common_pb2 import Grammar
 from protos.json_fields import dumps, loads
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LINE = re.compile(r"\bat (\d+)\(\d+\): ")
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
 STRUCTURED, RESPONSE = "structured_outputs", "response_format"

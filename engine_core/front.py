@@ -26,6 +26,7 @@ from protos.common_pb2 import EngineState
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest
 from protos.engine_pb2_grpc import EngineServicer
 from protos.limits import LIMITS
+from protos.words import REPLICA_LEFT, REPLICA_LOST
 from protos.worker import (
     Abort,
     Add,
@@ -116,7 +117,7 @@ class Front(EngineServicer):
         if taken := [slot for slot in slots if slot in caller.slots]:
             log.error("dropped a request on live slots", extra={"slots": taken})
         elif self._is_draining:
-            self._end(caller, slots, lost("the engine is shutting down", "replica_left"))
+            self._end(caller, slots, lost("the engine is shutting down", REPLICA_LEFT))
         else:
             self._place(caller, add)
 
@@ -210,7 +211,7 @@ class Front(EngineServicer):
             if ran:
                 self._end(caller, ran, lost(message))
             if waited:
-                self._end(caller, waited, lost(message, "replica_left"))
+                self._end(caller, waited, lost(message, REPLICA_LEFT))
         self._inquiries.replica_lost(replica)
         self.announce()
 
@@ -253,8 +254,8 @@ class Front(EngineServicer):
             await asyncio.sleep(0.05)
 
 
-def lost(message: str, code: str = "replica_lost") -> Problem:
-    """Return the end that tells the tier above to replay; "replica_left" is no mark against it."""
+def lost(message: str, code: str = REPLICA_LOST) -> Problem:
+    """Return the end that tells the tier above to replay; REPLICA_LEFT is no mark against it."""
     return Problem("Unavailable", message, code=code, reason=FinishReason.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""`python -m engine_core.scheduler_process JSON`: one replica's scheduler, started by the front.
+"""`python -m engine_core.scheduler_process < JSON`: one replica's scheduler, started by the front.
 
 Imports no gRPC: a thread of it would delay every step by the scheduler's own work. Dies with the
 front, and ends when its workers are lost: their state is worth nothing to anyone else.
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    """What the front tells a scheduler process, as JSON on its command line."""
+    """What the front tells a scheduler process, as JSON on its standard input."""
 
     replica: int
     parent_pid: int

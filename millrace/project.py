@@ -66,6 +66,9 @@ def running(args: argparse.Namespace) -> RunState:
 def check_model_folder(folder: Path) -> None:
     """Raise CommandError unless `folder` looks like a model folder."""
     try:
+        if folder.is_file():
+            why = "a model is a folder, of safetensors and config.json as on the Hugging Face hub"
+            raise CommandError(f"{folder} is a file: {why}")
         if not folder.is_dir():
             raise CommandError(f"no model folder at {folder}")
         if not (folder / "config.json").is_file():

@@ -107,9 +107,9 @@ MAX_ATTEMPTS = 3
 PROOF_TOKENS = 8
 """A loss after so many tokens was not the doing of who got them: its attempts count anew."""
 PROOF_S = 1.0
-"""Who had a request for so long, still spoke, and then died did not die of taking it in."""
+"""A tier that still spoke so long after it was sent a request did not die of taking it in."""
 MAX_WAITS = 8
-"""Losses in a row that may find a request waiting: what kills slowly looks as if it waited."""
+"""Losses in a row that may count as waiting: a request that kills slowly looks the same."""
 
 
 def attempts(before: int, num_tokens: int) -> int:
@@ -121,10 +121,11 @@ def attempts(before: int, num_tokens: int) -> int:
 
 
 def waits(before: int, num_tokens: int, sent_s: float, heard_s: float) -> int:
-    """Return how many losses in a row have found a request waiting, with this one; 0 = it is none.
+    """Return how many losses in a row found the request waiting; 0 = this one did not.
 
-    `num_tokens` since it was sent at `sent_s`; at `heard_s` the tier that is lost spoke for the
-    last time. What it had taken in and given nothing was in a queue, most likely: no attempt.
+    It was sent at `sent_s` and has got `num_tokens` since; the lost tier was last heard at
+    `heard_s`. A request that had been there for a while without a token stood in a queue, most
+    likely, and the loss is no attempt.
     """
     has_waited = num_tokens == 0 and heard_s - sent_s >= PROOF_S
     return before + 1 if has_waited and before < MAX_WAITS else 0

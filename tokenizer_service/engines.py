@@ -18,11 +18,11 @@ from common import rpc
 from protos.common_pb2 import EngineState, Query
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest, StopAt
 from protos.engine_pb2_grpc import EngineStub
+from protos.words import RESOLVE_EVERY_S
 from tokenizer_service.pipeline import TextPipeline
 
 log = logging.getLogger(__name__)
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
-RESOLVE_EVERY_S = 2.0
 REDIAL_AFTER_S = 0.2
 SILENT_AFTER_S = 10.0
 """An engine tells its state several times a second; this long without a word, it hangs."""

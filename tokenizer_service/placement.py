@@ -14,12 +14,11 @@ from common.errors import Unavailable
 from protos.columns import pack
 from protos.common_pb2 import EngineState, Limits, Query
 from protos.engine_pb2 import GenerateRequest
+from protos.words import STALE_S
 from tokenizer_service.ticket import Choice, Ticket
 
 CONNECTION_LOST = "connection lost"
 """The only reason in the last state of an engine whose stream is lost."""
-STALE_S = 1.5
-"""An engine tells its state twice a second; one that has not for so long may hang."""
 
 
 class EngineLink(Protocol):

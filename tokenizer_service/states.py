@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 
 from protos.common_pb2 import EngineState
+from protos.words import NO_ENGINE
 from tokenizer_service.placement import CONNECTION_LOST
 
 EVERY_S = 0.5
 JITTER = 0.8
 """An engine's own 500 ms may come a little early; that is no reason to skip one."""
-NO_ENGINE = "none"
 
 StateSink = Callable[[EngineState], None]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from protos.columns import unpack
 from protos.common_pb2 import ERROR, LENGTH, STOPPED, Finish, PromptProgress
 from protos.engine_pb2 import TokenBatch, TokenLogprobs
+from protos.words import REPLICA_LEFT, REPLICA_LOST
 from tokenizer_service.bulks import BulkText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.placement import EngineSeat
@@ -19,7 +20,6 @@ from tokenizer_service.step_text import SessionText, StepText
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 
-REPLICA_LOST, REPLICA_LEFT = "replica_lost", "replica_left"
 """The engine's replica died under a choice, or before it ran."""
 
 End = Callable[[StepText, Choice, Finish], None]

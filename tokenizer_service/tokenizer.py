@@ -178,6 +178,8 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
     except Exception as error:  # the library raises bare Exception
         why = str(error) or repr(error)
         raise ModelFolderError(f"the tokenizer in {folder.path} does not load: {why}") from error
+    if (folder.path / "tokenizer.model").exists():
+        log.warning("tokenizer.model is not read: save the tokenizer as tokenizer.json")
     return None
 
 

@@ -102,9 +102,10 @@ class Convert:
         """Answer how many tokens the prompts of a completion request have together."""
         with self._door.admission.enter():
             body = await self._door.read(call, CompletionRequest)
+            model = (await self._door.caller(call, body.model)).info.id
             replies = []
             for prompt in check_completion(body):
-                asked = await self._asked(call, body.model)
+                asked = ConvertRequest(model=model)
                 if isinstance(prompt, str):
                     asked.text = prompt
                 else:

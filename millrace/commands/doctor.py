@@ -38,7 +38,7 @@ INSTRUCTIONS = {
     "amx_bf16": "AMX",
 }
 NEEDED = ("msgspec", "grpcio", "protobuf", "pyzmq", "numpy", "tokenizers", "jinja2", "uvicorn",
-          "httptools", "orjson", "llguidance", "prometheus-client", "pyyaml")  # fmt: skip
+          "uvloop", "httptools", "orjson", "llguidance", "prometheus-client", "pyyaml")  # fmt: skip
 MIN_MEMORY_GIB = 1.0
 
 

@@ -27,12 +27,13 @@ from protos.tokenizer_pb2 import (
     TextRequest,
 )
 from protos.tokenizer_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
+from protos.words import NO_ENGINE
 from tests.support.fake_engine import FakeEngine, finish, ids_of, ready_state, token_batch
 from tokenizer_service.engines import EngineConnections, GrpcEngine
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.service import MAX_PENDING_BATCHES, Outbox, TokenizerService
-from tokenizer_service.states import NO_ENGINE, StateFeed
+from tokenizer_service.states import StateFeed
 from tokenizer_service.step_text import SessionText, entries
 from tokenizer_service.text_model import load_text_model
 

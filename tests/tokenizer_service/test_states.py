@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from protos.common_pb2 import EngineState
+from protos.words import NO_ENGINE
 from tests.support.fake_engine import ready_state
 from tokenizer_service.placement import CONNECTION_LOST
-from tokenizer_service.states import NO_ENGINE, StateFeed
+from tokenizer_service.states import StateFeed
 
 
 class Clock:
