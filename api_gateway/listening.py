@@ -6,6 +6,7 @@ connections in silence: so a port that is taken must answer as a gateway before 
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 import time
@@ -15,6 +16,7 @@ from api_gateway.health import SERVICE
 from common.errors import PortTaken
 from protos.limits import MAX_CONNECTIONS
 
+log = logging.getLogger(__name__)
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 2**18  # what a client that reads nothing can have waiting in the kernel
 OTHER_FILES = 256  # beside connections
@@ -49,12 +51,17 @@ def listen(host: str, port: int) -> socket.socket:
 def allow_connections() -> None:
     """Raise the bound of open files, 1024 in most shells, to what the connections may take.
 
-    Who comes when there are no more is cut off before anybody could say why.
+    Who comes when there are no more is cut off before anybody could say why, so a lower bound that
+    cannot be raised is told now.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
+    if resource.RLIM_INFINITY != hard < wanted:
+        log.warning(
+            "room for fewer connections than may come; beyond it they are cut off without a word: "
+            "raise the bound of open files (ulimit -n)", extra={"files": hard, "wanted": wanted},
+        )  # fmt: skip
+        wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -171,13 +171,13 @@ def order_embedding(body: EmbeddingRequest, inputs: list[str | list[int]], calle
             limits.pooling = MEAN if body.pooling == "mean" else LAST
         sampled = SamplingParams(seed=1)  # nothing is drawn
         request = TextRequest(
-            request_id=caller.request_id, model=body.model, limits=limits, sampling=sampled
+            request_id=caller.request_id, model=caller.info.id, limits=limits, sampling=sampled
         )
         fill_prompt(request, given)
         requests.append(request)
     return Order(
         requests=requests,
-        model=body.model,
+        model=caller.info.id,
         kind=Kind.EMBEDDING,
         timeout_s=timeout_s(body),
         dimensions=body.dimensions,
@@ -204,7 +204,7 @@ def order(
     options = body.stream_options
     return Order(
         requests=requests,
-        model=body.model,
+        model=requests[0].model,
         kind=kind,
         timeout_s=timeout_s(body),
         is_stream=bool(body.stream),
@@ -259,7 +259,7 @@ def text_request(body: Fields, caller: Caller, num_logprobs: int | None) -> Text
     )
     return TextRequest(
         request_id=caller.request_id,
-        model=body.model,
+        model=caller.info.id,
         limits=limits,
         sampling=sampling(body),
         text=TextOptions(

@@ -74,7 +74,7 @@ async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     wall_s = time.monotonic() - started
     good = [o for o in outcomes if o.ok]
     if bad := [o for o in outcomes if not o.ok]:
-        said = f"status {bad[0].status} {bad[0].tail.decode(errors='replace').strip()}"
+        said = failure(bad[0])
         print(f"millrace bench: {url}: first failure: {said}", file=sys.stderr)
     gaps = [b - a for o in good for a, b in zip(o.arrivals, o.arrivals[1:], strict=False)]
     ttft = [o.ttft_s for o in good]
@@ -87,6 +87,16 @@ async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
         "gap_p50_ms": percentile(gaps, 0.5) * 1e3,
         "gap_p99_ms": percentile(gaps, 0.99) * 1e3,
     }
+
+
+def failure(outcome: Outcome) -> str:
+    """Say how a stream failed."""
+    said = outcome.tail.decode(errors="replace").strip()
+    if outcome.status == 0:
+        return "the connection ended before there was a reply"
+    if outcome.status == 200 and "error" not in said:
+        return f"the connection ended after {outcome.num_tokens} tokens, in the middle of a reply"
+    return f"status {outcome.status} {said}"
 
 
 def positive(text: str) -> int:

@@ -28,11 +28,12 @@ class Gone(Exception):
 
 
 def prepare(socket: zmq.Socket[Any], address: str) -> None:
-    """Let the kernel notice a link that is cut without a word; on ipc this has no effect.
+    """Let the kernel notice a link that is cut without a word (not on ipc).
 
     Only the kernel: a process that is stopped, or starved, loses no connection by it.
     """
     for option, value in (
+        (zmq.LINGER, 200),
         (zmq.IPV6, "[" in address),
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, GIVE_UP_S // 2),
@@ -44,13 +45,15 @@ def prepare(socket: zmq.Socket[Any], address: str) -> None:
 
 
 class Dealer(Generic[In]):
-    """The side that connects. `kinds` is the union of messages it receives."""
+    """The side that connects. `kinds`: the union of what it receives; `watch` tells `events`."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, name: str, kinds: Any) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], address: str, name: str, kinds: Any, events: int = 0
+    ) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, f"{name}-{os.urandom(6).hex()}".encode())
-        self.socket.setsockopt(zmq.LINGER, 200)
         prepare(self.socket, address)
+        self.watch = self.socket.get_monitor_socket(events) if events else None
         self.socket.connect(address)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(kinds).decode
@@ -75,7 +78,6 @@ class Router(Generic[In]):
     def __init__(self, context: zmq.Context[Any], address: str, kinds: Any) -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         prepare(self.socket, address)
         try:

@@ -109,9 +109,8 @@ class Registry:
         for peer, hello in self._lone.items():
             kinds.setdefault((hello.model_hash, hello.build, hello.device), []).append(peer)
         size = self._config.world_size
-        for (model_hash, _, device), peers in kinds.items():
+        for (model_hash, _, _), peers in kinds.items():
             if self._model_hash not in ("", model_hash):
-                log.error("worker has another model", extra={"device": device})
                 continue
             for start in range(0, len(peers) - size + 1, size):
                 self._model_hash = model_hash
@@ -128,7 +127,8 @@ class Registry:
             return ""
         they = "1 worker waits" if count == 1 else f"{count} workers wait"
         if size == 1:
-            return f"{they}: of another model than the replicas"
+            who = ", ".join(f"{one.host} ({one.model_hash[:12]})" for one in self._lone.values())
+            return f"{they}: of another model than the replicas' ({self._model_hash[:12]}): {who}"
         return (
             f"{they} for partners: a replica takes {size} (tensor_parallel_size), all of one "
             "model, build and device"

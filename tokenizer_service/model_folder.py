@@ -30,6 +30,8 @@ class ModelFolder:
 
     path: Path
     name: str
+    aliases: tuple[str, ...]
+    """Other names that clients may use."""
     created_s: int
     vocab_size: int
     """Rows of the model's embedding; may exceed the tokenizer's entries. 0 = unknown."""
@@ -76,10 +78,12 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
     tokenizer = read_object(path / "tokenizer_config.json", may_lack=True)
     text_config = config.inside("text_config") or config
     vocab_size = text_config.size("vocab_size", 0)
+    served_name, *aliases = [name.strip() for name in served_name.split(",")]
     eos_home = text_config if generation.get("eos_token_id") is None else generation
     return ModelFolder(
         path=path,
         name=name_of(path, served_name),
+        aliases=tuple(name for name in aliases if name),
         created_s=int(path.stat().st_mtime),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids(eos_home, vocab_size),

@@ -15,7 +15,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(description="model folder; only its text files are read")]
     served_model_name: Annotated[
-        str, Meta(description="name that clients use; empty means the folder's name")
+        str,
+        Meta(
+            description="name that clients use, or a comma list: further ones are aliases of the "
+            "first; empty means the folder's name"
+        ),
     ] = ""
     host: Annotated[str, Meta(description="address of the gRPC server")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port of the gRPC server", ge=0, le=65535)] = 7100

@@ -85,6 +85,7 @@ class TextModel:
         """Return what gateways are told of this model."""
         return ModelInfo(
             id=self.folder.name,
+            aliases=self.folder.aliases,
             created_s=self.folder.created_s,
             max_model_len=max_model_len,
             vocab_size=self.vocab_size,

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 MAX_RETRIES = 10
 """Refused connections, one in 0.1 s, after which a scheduler is lost. A front is waited for."""
+EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _names = itertools.count()
 
 
@@ -101,16 +102,14 @@ class Link:
         frames.connect(name)
         self._dialled = dialled(self._address)
         dealer: Dealer[wire.ToWorker] = Dealer(
-            self._context, self._dialled, "worker", wire.ToWorker
+            self._context, self._dialled, "worker", wire.ToWorker, EVENTS
         )
-        watch = dealer.socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        )
+        assert dealer.watch is not None
         try:
-            self._loop(dealer, frames, watch)
+            self._loop(dealer, frames, dealer.watch)
         finally:
             dealer.socket.disable_monitor()
-            watch.close(0)
+            dealer.watch.close(0)
             dealer.close()
             frames.close(0)
 

@@ -28,7 +28,7 @@ class Completions:
             body = await self._door.read(call, CompletionRequest)
             prompts = check_completion(body)
             caller = await self._door.caller(call, body.model)
-            echoes = await self._texts(body.model, prompts) if body.echo else ()
+            echoes = await self._texts(caller.info.id, prompts) if body.echo else ()
             await self._pipeline.run(call, order_completion(body, prompts, caller, echoes))
 
     async def _texts(self, model: str, prompts: list[str | list[int]]) -> tuple[str, ...]:

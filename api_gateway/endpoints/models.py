@@ -16,7 +16,11 @@ class Models:
         self._clients = clients
 
     async def list(self, call: Call) -> None:
-        shown = [model_object(info, info.id) for info in self._clients.models()]
+        shown = [
+            model_object(info, name)
+            for info in self._clients.models()
+            for name in (info.id, *info.aliases)
+        ]
         await call.reply_json(200, {"object": "list", "data": shown})
 
     async def get(self, call: Call) -> None:

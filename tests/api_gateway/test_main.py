@@ -125,6 +125,17 @@ def test_bad_settings_end_in_one_line() -> None:
         assert process.returncode == 1 and word in error and error.count("\n") == 1
 
 
+def test_a_bound_of_open_files_that_stays_low_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bounds = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, bound: bounds.append(bound))
+    allow_connections()
+    assert bounds == [(100, 100)]
+    assert "ulimit -n" in caplog.text
+
+
 def test_the_bound_of_open_files_is_raised_to_what_connections_take() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

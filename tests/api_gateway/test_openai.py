@@ -33,9 +33,21 @@ async def test_chat_replies_fit_the_schemas(
         check("CreateChatCompletionStreamResponse", event)
 
 
+async def test_below_an_alias_is_the_model(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": [5], "echo": True}),
+        ("/v1/responses", {"input": "a"}),
+    ):
+        reply = await client.post(path, json={"model": "alias", **body})
+        assert (reply.status_code, reply.json()["model"]) == (200, MODEL), reply.text
+        stream, slot = await fake.arrivals.get()
+        assert stream.requests[slot].model == MODEL
+
+
 async def test_models_and_errors_fit_the_schemas(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
-    assert [model["id"] for model in listed["data"]] == [MODEL]
+    assert [model["id"] for model in listed["data"]] == [MODEL, "alias"]
     for name in (MODEL, "alias"):
         model = (await client.get(f"/v1/models/{name}")).json()
         check("Model", model)
@@ -97,7 +109,7 @@ async def test_the_openai_client_completes_and_lists(sdk: openai.AsyncOpenAI) ->
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
     stream = await sdk.completions.create(model=MODEL, prompt=[1, 2, 3], stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
-    assert [model.id async for model in sdk.models.list()] == [MODEL]
+    assert [model.id async for model in sdk.models.list()] == [MODEL, "alias"]
 
 
 async def test_the_openai_client_understands_our_errors(sdk: openai.AsyncOpenAI) -> None:

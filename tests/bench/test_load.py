@@ -7,7 +7,8 @@ import argparse
 import pytest
 
 from bench import load
-from bench.load import main
+from bench.load import failure, main
+from bench.sse_client import Outcome
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +32,19 @@ def test_a_server_may_be_measured_beside_itself(
     monkeypatch.setattr(load, "run", one_run)
     assert main(["--url", "http://a", "--vs", "http://a"]) == 0
     assert "ratio 1.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (Outcome(0.0), "the connection ended before there was a reply"),
+        (Outcome(0.0, 200, num_tokens=3, tail=b'data: {"id": 1}'), "ended after 3 tokens"),
+        (Outcome(0.0, 200, tail=b'data: {"error": {"code": "draining"}}'), "draining"),
+        (Outcome(0.0, 429, tail=b"queue_full"), "status 429 queue_full"),
+    ],
+)
+def test_how_a_stream_failed(outcome: Outcome, told: str) -> None:
+    assert told in failure(outcome)
 
 
 async def one_run(args: argparse.Namespace, url: str) -> dict[str, float]:

@@ -24,7 +24,7 @@ from protos.worker import Hello, ToWorker
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
-WAITS = "1 worker waits: of another model than the replicas"
+WAITS = "1 worker waits: of another model than the replicas' (m): fake (other)"
 LONE = (
     "1 worker waits for partners: a replica takes 2 (tensor_parallel_size), all of one model, "
     "build and device"

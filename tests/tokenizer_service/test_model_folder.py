@@ -158,6 +158,12 @@ def test_the_served_name_is_the_folders_unless_given(tmp_path: Path) -> None:
     assert read_model_folder(tmp_path, "mine").name == "mine"
 
 
+def test_further_names_are_aliases(tmp_path: Path) -> None:
+    folder = read_model_folder(tmp_path, "org/big, big,")
+    assert (folder.name, folder.aliases) == ("org/big", ("big",))
+    assert read_model_folder(tmp_path).aliases == ()
+
+
 def test_bad_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="nowhere"):
         read_model_folder(tmp_path / "nowhere")
