@@ -42,7 +42,7 @@ async def test_below_an_alias_is_the_model(client: httpx.AsyncClient, fake: Fake
         reply = await client.post(path, json={"model": "alias", **body})
         assert (reply.status_code, reply.json()["model"]) == (200, MODEL), reply.text
         stream, slot = await fake.arrivals.get()
-        assert stream.requests[slot].model == MODEL
+        assert stream.requests_seen[slot].model == MODEL
 
 
 async def test_models_and_errors_fit_the_schemas(client: httpx.AsyncClient) -> None:
