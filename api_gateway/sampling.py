@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from api_gateway.schema import Fields
 from protos import limits
@@ -32,39 +33,42 @@ def sampling(body: Fields) -> SamplingParams:
     params.samplers.extend(body.samplers or [])
     params.allowed_token_ids = pack(body.allowed_token_ids or [])
     params.return_sampler_trace = bool(body.return_sampler_trace)
-    fill_rare_stages(params, body)
-    return params
-
-
-def fill_rare_stages(params: SamplingParams, body: Fields) -> None:
-    """Fill in the stages that have several fields; those that are off stay absent."""
     if (dynamic := body.dynamic_temperature) is not None:
         exponent = either(dynamic.exponent, limits.DYNAMIC_TEMPERATURE_EXPONENT)
         params.dynamic_temperature.CopyFrom(
             DynamicTemperature(range=dynamic.range, exponent=exponent)
         )
-    if body.xtc_probability:
-        threshold = either(body.xtc_threshold, limits.XTC_DEFAULTS["xtc_threshold"])
-        params.xtc.CopyFrom(Xtc(probability=body.xtc_probability, threshold=threshold))
-    last_n = int(either(body.dry_penalty_last_n, limits.DRY_DEFAULTS["dry_penalty_last_n"]))
-    if body.dry_multiplier and last_n:
-        length = either(body.dry_allowed_length, limits.DRY_DEFAULTS["dry_allowed_length"])
-        params.dry.CopyFrom(
-            Dry(
-                multiplier=body.dry_multiplier,
-                base=either(body.dry_base, limits.DRY_DEFAULTS["dry_base"]),
-                allowed_length=int(length),
-                last_n=last_n if last_n > 0 else None,
-            )
-        )
+    params.MergeFrom(SamplingParams(xtc=xtc_of(body), dry=dry_of(body)))
+    return params
 
 
-def dry_breakers(body: Fields) -> list[str]:
+def xtc_of(fields: Any) -> Xtc | None:
+    """Return the stage that `fields` ask for by the API's names; None = off. So do the next two."""
+    if not fields.xtc_probability:
+        return None
+    threshold = either(fields.xtc_threshold, limits.XTC_DEFAULTS["xtc_threshold"])
+    return Xtc(probability=fields.xtc_probability, threshold=threshold)
+
+
+def dry_of(fields: Any) -> Dry | None:
+    last_n = int(either(fields.dry_penalty_last_n, limits.DRY_DEFAULTS["dry_penalty_last_n"]))
+    if not fields.dry_multiplier or not last_n:
+        return None
+    length = either(fields.dry_allowed_length, limits.DRY_DEFAULTS["dry_allowed_length"])
+    return Dry(
+        multiplier=fields.dry_multiplier,
+        base=either(fields.dry_base, limits.DRY_DEFAULTS["dry_base"]),
+        allowed_length=int(length),
+        last_n=last_n if last_n > 0 else None,
+    )
+
+
+def dry_breakers(fields: Any) -> list[str]:
     """Return the strings that end a repetition; the text tier makes ids of them."""
-    if not body.dry_multiplier:
+    if not fields.dry_multiplier:
         return []
-    given = body.dry_sequence_breakers
-    return list(limits.DRY_BREAKERS) if given is None else given
+    given = fields.dry_sequence_breakers
+    return list(limits.DRY_BREAKERS if given is None else given)
 
 
 def either(value: float | None, default: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from api_gateway.sampling import dry_breakers, dry_of, xtc_of
 from common.errors import InvalidRequest
 from millrace.params_checks import (
     WHOLE,
@@ -172,8 +173,8 @@ class SamplingParams:
             typical_p=self.typical_p,
             top_n_sigma=self.top_n_sigma,
             dynamic_temperature=self._dynamic(),
-            xtc=self._xtc(),
-            dry=self._dry(),
+            xtc=xtc_of(self),
+            dry=dry_of(self),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
@@ -190,29 +191,8 @@ class SamplingParams:
         default = {"exponent": bounds.DYNAMIC_TEMPERATURE_EXPONENT}
         return common_pb2.DynamicTemperature(**default | dict(self.dynamic_temperature))
 
-    def _xtc(self) -> common_pb2.Xtc | None:
-        if not self.xtc_probability:
-            return None
-        threshold = _either(self.xtc_threshold, bounds.XTC_DEFAULTS["xtc_threshold"])
-        return common_pb2.Xtc(probability=self.xtc_probability, threshold=threshold)
-
-    def _dry(self) -> common_pb2.Dry | None:
-        default = bounds.DRY_DEFAULTS
-        last_n = int(_either(self.dry_penalty_last_n, default["dry_penalty_last_n"]))
-        if not self.dry_multiplier or not last_n:
-            return None
-        length = _either(self.dry_allowed_length, default["dry_allowed_length"])
-        return common_pb2.Dry(
-            multiplier=self.dry_multiplier,
-            base=_either(self.dry_base, default["dry_base"]),
-            allowed_length=int(length),
-            last_n=last_n if last_n > 0 else None,
-        )
-
     def text_options(self) -> tokenizer_pb2.TextOptions:
         """Return the text tier's share, with what it makes ids of for the sampler."""
-        given = self.dry_sequence_breakers
-        breakers = bounds.DRY_BREAKERS if given is None else given
         return tokenizer_pb2.TextOptions(
             stop=list(self.stop),
             include_stop=self.include_stop_str_in_output,
@@ -220,10 +200,6 @@ class SamplingParams:
             keep_special_tokens=not self.skip_special_tokens,
             stop_token_ids=list(self.stop_token_ids),
             bad_words=list(self.bad_words),
-            dry_breakers=breakers if self.dry_multiplier else (),
+            dry_breakers=dry_breakers(self),
             grammar=grammar_of(self.response_format, self.structured_outputs),
         )
-
-
-def _either(value: float | None, default: float) -> float:
-    return default if value is None else value
