@@ -86,6 +86,7 @@ def scheduler_config(settings: Settings, tenants: dict[str, TenantLimits]) -> Sc
         max_waiting=settings.max_waiting,
         tenants=tenants,
         prefix_cache=settings.prefix_cache,
+        num_guesses=settings.num_guesses,
         join_timeout_s=JOIN_TIMEOUT_S,
         step_timeout_s=settings.step_timeout_s,
         worker_timeout_s=WORKER_TIMEOUT_S,

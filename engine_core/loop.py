@@ -258,6 +258,8 @@ class EngineLoop:
             num_paused=scheduler.num_paused,
             num_host_hits=tally.num_host_hits,
             num_host_losses=tally.num_host_losses,
+            num_guesses=tally.num_guesses,
+            num_right_guesses=tally.num_right_guesses,
         )
 
     def audit(self) -> None:

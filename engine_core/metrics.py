@@ -28,7 +28,7 @@ ALIASED = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions",
     "iteration_tokens_total", "cache_config_info", "request_queue_time_seconds",
     "request_prefill_time_seconds", "request_decode_time_seconds", "prefix_cache_queries",
-    "prefix_cache_hits",
+    "prefix_cache_hits", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
 )  # fmt: skip
 ALIASES = {f"millrace_{name}": f"vllm:{name}" for name in ALIASED}
 LABELS = ("engine",)
@@ -121,6 +121,8 @@ def counters(states: States) -> Iterator[Metric]:
         "prefix_cache_hits": ("num_prefix_hits", "Tokens found in the prefix cache"),
         "host_cache_hits": ("num_host_hits", "Tokens brought back from host memory"),
         "host_cache_losses": ("num_host_losses", "Tokens that host memory has lost"),
+        "spec_decode_num_draft_tokens": ("num_guesses", "Tokens guessed"),
+        "spec_decode_num_accepted_tokens": ("num_right_guesses", "Tokens guessed right"),
         "engine_decode_tokens": ("num_decode_tokens", "Tokens computed one at a time"),
     }
     for name, (field, text) in sources.items():

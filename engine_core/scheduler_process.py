@@ -25,6 +25,7 @@ from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
 from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.prefix_cache import model_key
+from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.worker_link import ZmqWorkerLink
 from protos.worker import FromWorker, ModelFacts, ReplicaLost, ReplicaReady, SchedulerListening
@@ -53,6 +54,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     step_timeout_s: float
     worker_timeout_s: float
     log_level: str = "info"
+    num_guesses: int = 0
 
 
 def main(told: bytes) -> int:
@@ -124,6 +126,7 @@ def new_scheduler(
         ),
         prefix_key=model_key(facts) if config.prefix_cache else None,
         layout=facts.layout,
+        propose=prompt_lookup(config.num_guesses),
     )
     if scheduler.max_model_len < config.max_model_len:
         log.warning(

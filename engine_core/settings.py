@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.settings import LogLevel
+from engine_core.scheduling.prompt_lookup import MOST_GUESSES
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +58,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_cache: Annotated[
         bool, Meta(description="keep the KV of finished prompts and answers for the next request")
     ] = True
+    num_guesses: Annotated[
+        int,
+        Meta(
+            description="tokens guessed a step from what a text said before, and verified: the "
+            "same answers, in fewer steps where texts repeat; 0 = none",
+            ge=0,
+            le=MOST_GUESSES,
+        ),
+    ] = 0
     step_budget_s: Annotated[
         float, Meta(description="a step older than this makes the engine not ready", gt=0)
     ] = 5.0

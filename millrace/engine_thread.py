@@ -18,6 +18,7 @@ from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.prefix_cache import model_key
+from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.scheduler import Scheduler
 from protos import worker as wire
 from protos.common_pb2 import EngineState, Query
@@ -160,9 +161,11 @@ class EngineThread:
         max_model_len: int | None,
         pipeline: TextPipeline,
         on_add: Callable[[GenerateRequest], None],
+        num_guesses: int = 0,
     ) -> None:
         """`on_add` sees every request that goes to the engine."""
         self._on_add = on_add
+        self._num_guesses = num_guesses
         self._loaded = loaded
         self._facts = loaded.facts(kv_cache_bytes)
         self._max_model_len = max_model_len or self._facts.max_position_embeddings
@@ -188,6 +191,7 @@ class EngineThread:
             ),
             prefix_key=model_key(facts),
             layout=facts.layout,
+            propose=prompt_lookup(self._num_guesses),
         )
         state = EngineState(
             engine=Bridge.name,

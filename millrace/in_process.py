@@ -16,6 +16,7 @@ from api_gateway.sessions import Choice, Demux, Mailbox
 from common import threads
 from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
+from engine_core.scheduling.prompt_lookup import MOST_GUESSES
 from millrace.client import Piece
 from millrace.engine_thread import EngineThread
 from millrace.errors import CommandError
@@ -47,12 +48,15 @@ class InProcessClient:
         metrics: TokenizerMetrics,
         kv_cache_bytes: int,
         max_model_len: int | None,
+        num_guesses: int = 0,
     ) -> None:
         self.model = text.folder.name
         self._loaded = loaded
         self._text = text
         pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)
-        self._engine = EngineThread(loaded, kv_cache_bytes, max_model_len, pipeline, self._note)
+        self._engine = EngineThread(
+            loaded, kv_cache_bytes, max_model_len, pipeline, self._note, num_guesses
+        )
         self._engine.start()
         self._prompts: dict[str, list[int]] = {}
         self._demux = Demux()
@@ -135,12 +139,14 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
         name = DEMO_NAME if model is None else folder_name(folder)
         asked = _size("kv_cache_memory", options.get("kv_cache_memory"))
         longest = _max_model_len(options.get("max_model_len"), folder)
+        if not 0 <= (num_guesses := options.get("num_guesses", 0)) <= MOST_GUESSES:
+            raise ValueError(f"num_guesses is {num_guesses}, allowed: 0 to {MOST_GUESSES}")
         text = load_text_model(folder, name, metrics)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
             loaded = await loop.run_in_executor(pool, _load, folder, options)
         budget = loaded.kv_cache_bytes(asked)
-        return InProcessClient(text, loaded, metrics, budget, longest)
+        return InProcessClient(text, loaded, metrics, budget, longest, num_guesses)
     except (CommandError, ModelFolderError, ValueError, OSError, MemoryError) as error:
         if text is not None:
             await text.close()
@@ -159,7 +165,7 @@ async def _folder(model: str | Path) -> Path:
 def _check_kinds(model: object, options: ModelOptions) -> None:
     if model is not None and not isinstance(model, str | Path):
         raise InvalidRequest(f"model must be a folder, got {model!r}", param="model")
-    for name in ("threads", "max_model_len"):
+    for name in ("threads", "max_model_len", "num_guesses"):
         if type(value := options.get(name, 0)) is not int:
             raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
     for name in ("kv_cache_memory", "host_kv_memory"):

@@ -24,6 +24,7 @@ VARIABLES = {  # option: variable of docker-compose.yml
     "kv_cache_memory": "KV_CACHE_MEMORY",
     "host_kv_memory": "HOST_KV_MEMORY",
     "kv_layout": "KV_LAYOUT",
+    "num_guesses": "NUM_GUESSES",
 }
 
 
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--host-kv-memory", type=size, metavar="SIZE", help="host memory for evicted KV "
            "(default: none)")  # fmt: skip
     option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
+    option("--num-guesses", type=count, metavar="N", help="tokens guessed a step from what a text "
+           "said before, and verified (default: none)")  # fmt: skip
     option("--deterministic", action="store_true", help="the same bits however prompts are cut and "
            "rows are batched: always so, taken for those who ask")  # fmt: skip
 

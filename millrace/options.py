@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class ModelOptions(TypedDict, total=False):
-    """As the worker's settings of the same names; what is left out is automatic."""
+    """As the settings of the same names, of worker or engine; what is left out is automatic."""
 
     device: str
     """cpu (default), cuda."""
@@ -28,3 +28,5 @@ class ModelOptions(TypedDict, total=False):
     """block (default), slot, static."""
     max_model_len: int | None
     """Longest sequence in tokens."""
+    num_guesses: int
+    """Tokens guessed a step from what a text said before, and verified; 0 (default): none."""

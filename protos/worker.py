@@ -238,6 +238,9 @@ class SchedulerState(Message, frozen=True):
     """Tokens whose keys and values came back from host memory."""
     num_host_losses: int = 0
     """Tokens whose keys and values should have come back, and were lost or not whole."""
+    num_guesses: int = 0
+    """Tokens guessed for the workers to verify."""
+    num_right_guesses: int = 0
 
 
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,23 @@ def test_layouts_answer_alike(tiny: Path) -> None:
     assert told[0] == told[1] == told[2]
 
 
+def test_guesses_change_no_answer(tiny: Path) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 9}
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"seed": 3, "n": 2, "repetition_penalty": 1.1, "dry_multiplier": 0.5},
+        {"temperature": 0.0, "stop": "a"},
+        {"seed": 1, "structured_outputs": {"json": schema}},
+    ]
+    params = [SamplingParams(max_tokens=80, ignore_eos=i < 2, **k) for i, k in enumerate(kinds)]
+    told = []
+    for num_guesses in (0, 4):
+        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, num_guesses=num_guesses) as llm:
+            outputs = llm.generate(["abcabcabcabc"] * len(kinds), params)
+        told.append([asdict(one) for output in outputs for one in output.outputs])
+    assert told[0] == told[1]
+
+
 def test_evicted_prompts_come_back_from_host_memory(tiny: Path) -> None:
     prompts = [{"prompt_token_ids": [i] * 49} for i in range(8)]
     told, cached = [], []
@@ -390,6 +408,8 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
         ({"kv_cache_memory": -5}, "kv_cache_memory is -5, allowed: 0 bytes or more"),
         ({"host_kv_memory": "9000GiB"}, "host_kv_memory is .* free: lower host_kv_memory"),
         ({"max_model_len": -3}, "max_model_len is -3, allowed: 0"),
+        ({"num_guesses": 17}, "num_guesses is 17, allowed: 0 to 16"),
+        ({"num_guesses": "4"}, "num_guesses must be a whole number"),
         ({"kv_layout": "pile"}, "kv_layout is 'pile', allowed: block, slot, static"),
         ({"threads": -1}, "threads is -1, allowed: 0 .one a core. to 1024"),
         ({"threads": 1025}, "threads is 1025, allowed: 0 .one a core. to 1024"),

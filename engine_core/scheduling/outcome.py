@@ -53,6 +53,11 @@ class Outcome:
         events = roster.take_events()
         if flight.guesses:
             self._roll_back(flight)
+            roster.tally.num_right_guesses += sum(
+                count - 1
+                for seq_id, count in zip(result.seq_ids, result.counts, strict=True)
+                if seq_id in flight.guesses
+            )
             events = joined(events)
         if result.logprobs:
             events = with_logprobs(events, flight, result.logprobs)

@@ -82,6 +82,7 @@ class Speculation:
             draft.guesses[sequence.seq_id] = count
         draft.budget -= count
         self._roster.tally.num_decode_tokens += 1 + count
+        self._roster.tally.num_guesses += count
         self._deficits.charge(sequence.tenant, count)
         sequence.num_guesses = count
         sequence.num_planned = known + count

@@ -24,6 +24,8 @@ class Tally:
         self.num_not_found = 0
         self.num_host_hits = 0
         self.num_host_losses = 0
+        self.num_guesses = 0
+        self.num_right_guesses = 0
         self.iteration_tokens = [0] * (len(ITERATION_BUCKETS) + 1)
         self._last_end: float | None = None
         self._interval_s = 0.0

@@ -26,6 +26,7 @@ GIVEN = {
     "kv_cache_memory": "64MiB",
     "host_kv_memory": "1MiB",
     "kv_layout": "slot",
+    "num_guesses": "4",
 }
 LONG = GIVEN | {"dtype": "float16", "kv_cache_dtype": "float32"}
 
@@ -52,7 +53,7 @@ def test_every_keyword_is_an_option_and_a_variable() -> None:
 def test_a_variable_reaches_the_setting_of_its_name(name: str) -> None:
     variables = {loading.VARIABLES[name]: LONG[name]}
     file = load(HOME / "docker-compose.yml", variables, frozenset())
-    home = "engine" if name == "max_model_len" else "worker"
+    home = "engine" if name in ("max_model_len", "num_guesses") else "worker"
     service = file.services["engine-core" if home == "engine" else "worker"]
     assert service.environment[f"MILLRACE_{home.upper()}_{name.upper()}"] == LONG[name]
 

@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 
 from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.speculation import Proposer
@@ -72,7 +73,7 @@ EXPECTED = {
 @pytest.mark.parametrize("layout", ["block", "slot", "static"])
 @pytest.mark.parametrize("num_blocks", [16, 80])
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("propose", [None, right, wrong, some_right])
+@pytest.mark.parametrize("propose", [None, right, wrong, some_right, prompt_lookup(3)])
 def test_the_answer_is_the_same(
     propose: Proposer | None, depth: int, num_blocks: int, layout: str
 ) -> None:
@@ -86,6 +87,10 @@ def test_right_guesses_save_steps_and_wrong_ones_cost_none() -> None:
     plain = num_steps(None)
     longest = max(map(len, EXPECTED.values()))
     assert num_steps(wrong) == plain >= longest
+    engine = Engine(right)
+    engine.ask(PROMPTS)
+    tally = engine.scheduler.tally
+    assert 0.5 * tally.num_guesses < tally.num_right_guesses <= tally.num_guesses
     assert num_steps(right) <= plain - longest + -(-longest // (1 + NUM_GUESSES)) + 1
 
 
