@@ -39,6 +39,9 @@ MAX_LEXER_STATES = 50_000
 PREFIX_SPACE = re.compile(r"""("add_prefix_space":\s*)true""")
 """llguidance tokenizes what must come next, which is no begin of a text: it would put a blank
 before it, and then refuse the token."""
+SPELLING = ("Sequence", "Replace", "Prepend")
+"""Normalizers that are the vocabulary's way to write blanks; all others, such as NFC, say another
+text than the grammar does, and llguidance would then refuse the token that it asked for."""
 WRONG_TOKEN = "doesn't satisfy the grammar"
 """llguidance's words for a token that its mask does not allow; its other errors are limits."""
 
@@ -121,13 +124,31 @@ class Grammars:
 
 def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
     try:
-        text = PREFIX_SPACE.sub(r"\1false", path.read_text(encoding="utf-8"))
+        text = verbatim(PREFIX_SPACE.sub(r"\1false", path.read_text(encoding="utf-8")))
         try:
             return make(text, n_vocab=vocab_size)  # padded ids are never allowed
         except ValueError:  # it has more ids than the model, or it is none: that is said now
             return make(text)
     except Exception as error:
         raise RowError(f"grammars need {path}: {error}") from error
+
+
+def verbatim(tokenizer_json: str) -> str:
+    """Return a tokenizer.json that changes nothing of a text before it tokenizes it."""
+    parts = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
+    if "normalizer" in parts:
+        kept = _spelling(msgspec.json.decode(parts["normalizer"]))
+        parts["normalizer"] = msgspec.Raw(msgspec.json.encode(kept))
+    return msgspec.json.encode(parts).decode()
+
+
+def _spelling(normalizer: Any) -> Any:
+    if not isinstance(normalizer, dict) or normalizer.get("type") not in SPELLING:
+        return None
+    if normalizer["type"] != "Sequence":
+        return normalizer
+    kept = [part for part in map(_spelling, normalizer["normalizers"]) if part is not None]
+    return {"type": "Sequence", "normalizers": kept} if kept else None
 
 
 def _limits() -> LLParserLimits:

@@ -19,7 +19,7 @@ from tests.support.tiny_tokenizer import tiny_library
 from tests.worker.plans import columns, generate, sampling, start
 from worker.build import LoadedModel, load_model
 from worker.errors import RowError
-from worker.grammar import MAX_COMPILED, Grammars
+from worker.grammar import MAX_COMPILED, Grammars, verbatim
 from worker.rows import Row
 from worker.sampler import Sampler
 
@@ -281,6 +281,43 @@ def test_a_tokenizer_that_puts_a_blank_before_a_text_puts_none_into_it(tmp_path:
     grammars = Grammars(path, VOCAB_SIZE)
     for word in ("nein", " the the", '{"the": 1}'):
         assert text_of(run(constrained(grammars, grammar("CHOICE", [word])), 0)) == word
+
+
+DECOMPOSED = ["cafe\u0301", "\u2126", "10 \u212b", "\u212a", "\u1112\u1161\u11ab", "\uf900", "\u0958"]
+"""Texts that the tokenizer's NFC would write otherwise."""
+
+
+@pytest.mark.parametrize("word", DECOMPOSED)
+def test_a_text_that_is_not_normalized_comes_as_it_is_asked_for(
+    word: str, grammars: Grammars
+) -> None:
+    assert '"normalizer":{"type":"NFC"}' in LIBRARY.to_str()
+    schema = {
+        "type": "object",
+        "properties": {word: {"enum": [word]}},
+        "required": [word],
+        "additionalProperties": False,
+    }
+    assert text_of(run(constrained(grammars, grammar("CHOICE", [word])), 0)) == word
+    assert text_of(run(constrained(grammars, grammar("REGEX", word)), 0)) == word
+    answer = text_of(run(constrained(grammars, grammar("JSON_SCHEMA", schema)), 0))
+    assert json.loads(answer) == {word: word}
+
+
+def test_of_the_normalizers_only_the_vocabularys_spelling_stays() -> None:
+    blanks = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    for given, kept in (
+        (None, None),
+        ({"type": "NFKC"}, None),
+        (blanks, blanks),
+        ({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}, None),
+        (
+            {"type": "Sequence", "normalizers": [{"type": "NFC"}, blanks]},
+            {"type": "Sequence", "normalizers": [blanks]},
+        ),
+    ):
+        told = {"version": "1.0", "normalizer": given, "model": {"vocab": {"a": 0}}}
+        assert json.loads(verbatim(json.dumps(told))) == {**told, "normalizer": kept}
 
 
 def test_a_vocabulary_larger_than_the_models_is_cut(tmp_path: Path) -> None:
