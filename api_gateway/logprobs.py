@@ -56,6 +56,11 @@ class TextOffsets:
         self._num_chars += len(self._decoder.decode(token_bytes))
         return at
 
+    def begin_at(self, num_chars: int) -> None:
+        """Count on from there, in front of a token that begins a character."""
+        self._decoder.reset()
+        self._num_chars = num_chars
+
 
 def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, Any]:
     """Return the `logprobs` of a completion choice."""
@@ -75,20 +80,19 @@ def echo_logprobs(
 ) -> dict[str, Any]:
     """Return the `logprobs` of a prompt and its completion; the first token has no logprob.
 
-    A first token that the tokenizer has put there (BOS) is no part of the text.
+    A first token that the tokenizer has put there (BOS) is no part of the text. The tokens of a
+    prompt may say it in other characters (in NFC); those of the completion begin at its end.
     """
     told = [row for row in prompt if row.index]
     head = next((row.entries[0] for row in prompt if not row.index), None)
     first, raw = (head.token, head.token_bytes) if head is not None else (echo, echo.encode())
     if echo.encode().startswith(raw):
         offsets.take(raw)
-    shown = completion_logprobs([*told, *rows], offsets)
-    return {
-        "tokens": [first, *shown["tokens"]],
-        "token_logprobs": [None, *shown["token_logprobs"]],
-        "top_logprobs": [None, *shown["top_logprobs"]],
-        "text_offset": [0, *shown["text_offset"]],
-    }
+    shown = completion_logprobs(told, offsets)
+    offsets.begin_at(len(echo))
+    answer = completion_logprobs(rows, offsets)
+    begin = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [of_first, *shown[name], *answer[name]] for name, of_first in begin.items()}
 
 
 def prompt_logprobs(rows: Sequence[TextLogprobs]) -> list[dict[str, Any] | None]:

@@ -44,6 +44,7 @@ SPELLING = ("Sequence", "Replace", "Prepend")
 text than the grammar does, and llguidance would then refuse the token that it asked for."""
 WRONG_TOKEN = "doesn't satisfy the grammar"
 """llguidance's words for a token that its mask does not allow; its other errors are limits."""
+DEAD_END = "NoExtensionBias"
 
 Kind = common_pb2.Grammar.Kind
 
@@ -108,7 +109,10 @@ class Grammars:
         if not first.is_error():
             first.compute_bitmask()  # some limits are only met at the first token
         if first.is_error():
-            raise RowError(f"the grammar cannot be compiled: {first.get_error()}")
+            why = first.get_error()
+            if why.startswith(DEAD_END):
+                why = "nothing fits a rule that leads only to itself"
+            raise RowError(f"the grammar cannot be compiled: {why}")
         return matcher
 
     def _open(self) -> LLTokenizer:

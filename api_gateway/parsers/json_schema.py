@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -32,29 +33,56 @@ FORMATS = frozenset(
 )  # fmt: skip
 """Those that are kept to. By the standard a format is a remark unless somebody checks it."""
 
+NEGATED = re.compile(r"(\\.)|\[\^([-\]]?)", re.DOTALL)
+"""An escape, passed over, or the begin of a class of all characters but those that follow."""
+SECONDS = "^[0-9T-]*:[0-9]*:[0-5]"
+"""Of a time: llguidance knows a second 60 in every minute, and checks of the format do not."""
+
 
 def binding(schema: Any) -> Any:
     """Return `schema` without what asks for nothing: other FORMATS, and `uniqueItems: false`.
 
-    Bounds of numbers are those that llguidance can keep to.
+    Bounds of numbers, patterns and times are those that llguidance can keep to.
     """
     if isinstance(schema, list):
         return [binding(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    shown = {}
+    shown: dict[str, Any] = {}
     for key, value in schema.items():
         is_remark = key == "format" and isinstance(value, str) and value not in FORMATS
         if is_remark or (key == "uniqueItems" and value is False):
             continue
         if key in BY_NAME and isinstance(value, dict):
-            shown[key] = {name: binding(part) for name, part in value.items()}
+            named = kept_pattern if key == "patternProperties" else str
+            shown[key] = {named(name): binding(part) for name, part in value.items()}
+        elif key == "pattern" and isinstance(value, str):
+            shown[key] = kept_pattern(value)
         elif key in LOWER + UPPER:
             is_whole = schema.get("type") == "integer"
             shown[key] = kept_bound(key, value if is_whole else off_whole(key, schema), is_whole)
         else:
             shown[key] = value if key in DATA else binding(value)
+    if shown.get("format") in ("time", "date-time"):
+        parts = shown.get("allOf", [])
+        shown["allOf"] = [*parts, {"pattern": SECONDS}] if isinstance(parts, list) else parts
     return shown
+
+
+def kept_pattern(pattern: str) -> str:
+    """Return a pattern whose negated classes leave out the character 0 too.
+
+    Of a class that holds all control characters llguidance allows every escape of JSON, so that
+    `[^"]` would let a quote through.
+    """
+    if "&&" in pattern:  # an intersection of classes, which it would fall into
+        return pattern
+    return NEGATED.sub(without_zero, pattern)
+
+
+def without_zero(found: re.Match[str]) -> str:
+    escape, literal = found.groups()
+    return escape or "[^\\x00" + (f"\\{literal}" if literal else "")
 
 
 def off_whole(key: str, schema: Mapping[str, Any]) -> Any:

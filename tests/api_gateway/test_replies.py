@@ -209,6 +209,26 @@ async def test_offsets_are_places_in_the_text(
     assert [at for row in rows for at in row["text_offset"]] == [0, 2, 3]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_completion_begins_where_the_echo_ends(
+    is_stream: bool, client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """The prompt's tokens say in four characters what the client wrote in five."""
+
+    def composed(stream: Stream, slot: int) -> None:
+        stream.start(slot, 2)
+        stream.prompt_logprobs(slot, "caf", "é", first=0)
+        stream.token(slot, "!", logprob=-0.25)
+        stream.finish(slot)
+
+    fake.script = composed
+    body = completion(prompt="cafe\u0301", echo=True, logprobs=1, stream=is_stream)
+    answer = await client.post(COMPLETIONS, json=body)
+    told = events(answer.text) if is_stream else [answer.json()]
+    rows = [c["logprobs"] for event in told for c in event["choices"] if c["logprobs"]]
+    assert [at for row in rows for at in row["text_offset"]] == [0, 3, 5]
+
+
 async def test_stop_id_0_is_told(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     def stop(stream: Stream, slot: int) -> None:
         stream.start(slot)

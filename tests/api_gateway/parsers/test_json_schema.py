@@ -139,6 +139,45 @@ def test_an_excluded_whole_number_beside_a_near_bound_is_kept_out(
 
 
 @pytest.mark.parametrize(
+    ("pattern", "fits", "others"),
+    [
+        (r'^[^"\\]{1}$', "aé \n", '"\\'),
+        (r"^[^\\/]$", 'a"\t', "\\/"),
+        (r"^[^ -~]$", "é\n", 'a"\\'),
+        (r'^[^\n"]$', "a\\\t", '"\n'),
+        (r'^[^-"]$', "a\\", '-"'),
+        (r'^[^]"]$', "a\\", ']"'),
+        (r'^\\?[^"]$', "a\\", '"'),
+        (r"^\[?[^\]a\"]$", "c\\", '"a'),
+    ],
+)
+def test_what_a_class_leaves_out_stays_out(pattern: str, fits: str, others: str) -> None:
+    """llguidance would let quotes and backslashes through."""
+    schema = json.dumps(binding({"type": "string", "pattern": pattern}))
+    named = {"type": "object", "patternProperties": {pattern: {"type": "null"}}}
+    names = json.dumps(binding(named | {"additionalProperties": False}))
+    for character in fits:
+        assert accepts(schema, json.dumps(character, ensure_ascii=False))
+        assert accepts(names, json.dumps({character: None}, ensure_ascii=False))
+    for character in others:
+        assert not accepts(schema, json.dumps(character))
+        assert not accepts(names, json.dumps({character: None}))
+
+
+def test_an_intersection_of_classes_stays_as_it_is() -> None:
+    assert binding({"pattern": "[^a&&b]"}) == {"pattern": "[^a&&b]"}
+
+
+@pytest.mark.parametrize("also", [{}, {"pattern": "Z$"}, {"allOf": [{"maxLength": 30}]}])
+@pytest.mark.parametrize(("form", "day"), [("time", ""), ("date-time", "2026-02-28T")])
+def test_no_minute_has_a_second_60(also: dict[str, Any], form: str, day: str) -> None:
+    schema = json.dumps(binding({"type": "string", "format": form} | also))
+    assert accepts(schema, f'"{day}23:59:59Z"')
+    assert accepts(schema, f'"{day}23:59:59.60Z"')
+    assert not accepts(schema, f'"{day}23:59:60Z"')
+
+
+@pytest.mark.parametrize(
     ("schema", "bound"),
     [
         ({"type": "integer", "minimum": 1e29, "maximum": 1e30}, 1e29),
