@@ -109,10 +109,7 @@ class Grammars:
         if not first.is_error():
             first.compute_bitmask()  # some limits are only met at the first token
         if first.is_error():
-            why = first.get_error()
-            if why.startswith(DEAD_END):
-                why = "nothing fits a rule that leads only to itself"
-            raise RowError(f"the grammar cannot be compiled: {why}")
+            raise RowError(f"the grammar cannot be compiled: {_why(first)}")
         return matcher
 
     def _open(self) -> LLTokenizer:
@@ -153,6 +150,13 @@ def _spelling(normalizer: Any) -> Any:
         return normalizer
     kept = [part for part in map(_spelling, normalizer["normalizers"]) if part is not None]
     return {"type": "Sequence", "normalizers": kept} if kept else None
+
+
+def _why(matcher: LLMatcher) -> str:
+    """Return why it has failed."""
+    error = matcher.get_error()
+    dead_end = "nothing fits a rule that leads only to itself"
+    return dead_end if error.startswith(DEAD_END) else error
 
 
 def _limits() -> LLParserLimits:
@@ -312,4 +316,4 @@ class Follower:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarLimit(f"the grammar failed: {self._matcher.get_error()}")
+            raise GrammarLimit(f"the grammar failed: {_why(self._matcher)}")

@@ -263,6 +263,13 @@ def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: G
     assert drawn.code == "grammar_limit" and "items" in drawn.fault
 
 
+def test_a_rule_without_an_end_is_said_where_it_is_met(grammars: Grammars) -> None:
+    loop = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+    row = constrained(grammars, grammar("JSON_SCHEMA", loop))
+    with pytest.raises(AssertionError, match="leads only to itself"):
+        run(row, 0)
+
+
 def test_no_tokenizer_or_library_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grammars: Grammars
 ) -> None:
