@@ -43,6 +43,11 @@ def ids_of(column: bytes | bytearray) -> list[int]:
     return memoryview(column).cast("I").tolist()
 
 
+def prompt_ids(job: Job, prompt: int) -> list[int]:
+    """Return the ids of a prompt, which come with one of its choices."""
+    return ids_of(next((c.prompt_ids for c in job.groups[prompt] if c.prompt_ids), b""))
+
+
 def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogprobs]:
     """Return the rows of the answer's own tokens: neither overshot ones nor reasoning."""
     end = num_output_tokens(choice)
@@ -93,6 +98,8 @@ class WholeReply(OnePiece):
             "usage": usage_of(job),
             "timings": meter.timings(),
         }
+        if is_chat and self._order.return_token_ids:
+            body["prompt_token_ids"] = prompt_ids(job, 0)
         if is_chat and self._order.num_prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(prompt_rows(job, 0, self._bulks))
         await self._call.reply_json(200, body)
@@ -117,6 +124,8 @@ class WholeReply(OnePiece):
             else:
                 logprobs = completion_logprobs(rows, TextOffsets())
         shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}
+        if order.return_token_ids:
+            shown["prompt_token_ids"] = prompt_ids(job, choice.prompt)
         if order.num_prompt_logprobs is not None:
             told = prompt_rows(job, choice.prompt, self._bulks)
             shown["prompt_logprobs"] = prompt_logprobs(told)

@@ -100,6 +100,7 @@ class ChatChoice(Choice, kw_only=True):
 
 class TextChoice(Choice, kw_only=True):
     text: str
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Head(msgspec.Struct):
@@ -116,6 +117,7 @@ class Head(msgspec.Struct):
 class ChatReply(Head, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 

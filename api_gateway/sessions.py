@@ -78,6 +78,7 @@ class Choice:
         "number",
         "progress",
         "prompt",
+        "prompt_ids",
         "reasoning",
         "slot",
         "text_bytes",
@@ -101,6 +102,7 @@ class Choice:
         self.text_bytes = 0
         self.token_ids = bytearray()
         self.num_prompt_tokens = 0
+        self.prompt_ids = b""  # column, of one choice of a prompt, where they are asked for
         self.logprobs: list[TextLogprobs] = []
         self.next_logprob = 0
         self.finish: Finish | None = None
@@ -189,6 +191,7 @@ class Demux:
         for started in batch.started:
             if (begun := choices.get(started.slot)) is not None:
                 begun.num_prompt_tokens = started.num_prompt_tokens
+                begun.prompt_ids = started.prompt_token_ids or begun.prompt_ids
         broken = self._deliver_columns(batch)
         for row in batch.logprobs:
             if (choice := choices.get(row.slot)) is not None:

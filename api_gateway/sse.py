@@ -16,7 +16,7 @@ from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, ms, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.replies import answer_rows, finish_word, ids_of, stop_reason
+from api_gateway.replies import answer_rows, finish_word, ids_of, prompt_ids, stop_reason
 from api_gateway.sessions import Choice
 from api_gateway.translate import Order
 from api_gateway.watch import Vigil
@@ -85,6 +85,7 @@ class EventStream(Stream):
         self._bulks = [Bulks() for _ in job.choices]
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
+        self._untold_prompts = set(range(order.num_choices) if order.return_token_ids else ())
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
 
@@ -162,7 +163,16 @@ class EventStream(Stream):
             return  # withheld
         if self._order.is_chat and not shown["delta"]:
             shown["delta"] = {"content": ""}
-        frames.append(frame(self._chunks.event(shown, **self._usage_so_far())))
+        frames.append(self._chunk(shown, choice))
+
+    def _chunk(self, shown: dict[str, Any], choice: Choice) -> bytes:
+        """Return a chunk; a choice's first one has its prompt's ids, if asked for, as in vLLM."""
+        more = self._usage_so_far()
+        if choice.index in self._untold_prompts:
+            self._untold_prompts.remove(choice.index)
+            place = more if self._order.is_chat else shown
+            place["prompt_token_ids"] = prompt_ids(self._job, choice.prompt)
+        return frame(self._chunks.event(shown, **more))
 
     def _add_rest(self, shown: dict[str, Any], choice: Choice) -> bool:
         """Add logprobs, ids and traces that are new; return whether there were any."""
@@ -208,7 +218,7 @@ class EventStream(Stream):
         has_calls = self._answers[choice.index].has_calls
         shown["finish_reason"] = finish_word(choice.finish, has_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
-        return frame(self._chunks.event(shown, **self._usage_so_far()))
+        return self._chunk(shown, choice)
 
     def _usage_so_far(self) -> dict[str, Any]:
         return {"usage": usage_of(self._job)} if self._order.continuous_usage else {}

@@ -270,6 +270,7 @@ def text_request(body: Fields, caller: Caller, num_logprobs: int | None) -> Text
             stop_token_ids=body.stop_token_ids or [],
             bad_words=body.bad_words or [],
             dry_breakers=dry_breakers(body),
+            return_prompt_ids=bool(body.return_token_ids),
         ),
     )
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/tokenizer.proto\x12\x08millrace\x1a\x13protos/common.proto\"w\n\x0eGatewayMessage\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12#\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x15.millrace.TextRequest\x12\x0e\n\x06\x61\x62orts\x18\x03 \x03(\r\x12\x0e\n\x06pauses\x18\x04 \x03(\r\x12\x0f\n\x07resumes\x18\x05 \x03(\r\"\xdd\x02\n\x0bTextRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12 \n\x06limits\x18\x04 \x01(\x0b\x32\x10.millrace.Limits\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.millrace.SamplingParams\x12#\n\x04text\x18\x06 \x01(\x0b\x32\x15.millrace.TextOptions\x12#\n\x04\x63hat\x18\n \x01(\x0b\x32\x13.millrace.ChatInputH\x00\x12\x10\n\x06prompt\x18\x0b \x01(\tH\x00\x12\x1a\n\x10prompt_token_ids\x18\x0c \x01(\x0cH\x00\x12\x0f\n\x07\x61ttempt\x18\x1e \x01(\r\x12\"\n\x07resumed\x18\x1f \x03(\x0b\x32\x11.millrace.Resumed\x12\x13\n\x0btraceparent\x18  \x01(\tB\x07\n\x05inputJ\x04\x08\r\x10\x1e\"\x92\x01\n\tChatInput\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1c\n\x14template_kwargs_json\x18\x03 \x01(\x0c\x12\x1c\n\x14no_generation_prompt\x18\x04 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"\xe0\x01\n\x0bTextOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x02 \x01(\x08\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x04 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x11\n\tbad_words\x18\x06 \x03(\t\x12\x14\n\x0c\x64ry_breakers\x18\x07 \x03(\t\x12\x17\n\x0fsplit_reasoning\x18\x08 \x01(\x08\x12\"\n\x07grammar\x18\t \x01(\x0b\x32\x11.millrace.Grammar\"0\n\x07Resumed\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntext_bytes\x18\x02 \x01(\x04\"\xb2\x01\n\x0bTextMessage\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.millrace.SessionOpenedH\x00\x12$\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x13.millrace.TextBatchH\x00\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x15.millrace.EngineStateH\x00\x12\"\n\x04\x62ulk\x18\x04 \x01(\x0b\x32\x12.millrace.TextBulkH\x00\x42\x06\n\x04\x62ody\"|\n\x08TextBulk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12/\n\rprompt_tokens\x18\x02 \x01(\x0b\x32\x16.millrace.PromptTokensH\x00\x12\x13\n\tembedding\x18\x03 \x01(\x0cH\x00\x12\x14\n\ntrace_json\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"8\n\x0cPromptTokens\x12(\n\x08logprobs\x18\x01 \x03(\x0b\x32\x16.millrace.TextLogprobs\"\xbf\x01\n\x0e\x43onvertRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11no_special_tokens\x18\x02 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\x12#\n\x04\x63hat\x18\n \x01(\x0b\x32\x13.millrace.ChatInputH\x00\x12\x0e\n\x04text\x18\x0b \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x0c \x01(\x0cH\x00\x42\x07\n\x05input\"|\n\x0c\x43onvertReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x15.millrace.ErrorDetail\"3\n\x08\x41skReply\x12\'\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x16.millrace.EngineAnswer\"E\n\x0c\x45ngineAnswer\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12%\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x15.millrace.QueryAnswer\"\xd0\x02\n\tTextBatch\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x14\n\x0ctimestamp_ns\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x04 \x01(\x0c\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06\x63ounts\x18\x06 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x07 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x08 \x01(\x0c\x12\"\n\x07started\x18\t \x03(\x0b\x32\x11.millrace.Started\x12\"\n\x08\x66inishes\x18\n \x03(\x0b\x32\x10.millrace.Finish\x12(\n\x08logprobs\x18\x0b \x03(\x0b\x32\x16.millrace.TextLogprobs\x12\x10\n\x08\x63hannels\x18\x0c \x01(\x0c\x12*\n\x08progress\x18\r \x03(\x0b\x32\x18.millrace.PromptProgress\"2\n\x07Started\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"S\n\x0cTextLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12&\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x15.millrace.TextLogprob\"T\n\x0bTextLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\r\n\x05token\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"$\n\x0b\x43\x61ncelReply\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r2\xee\x01\n\tTokenizer\x12>\n\x07Session\x12\x18.millrace.GatewayMessage\x1a\x15.millrace.TextMessage(\x01\x30\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.millrace.CancelRequest\x1a\x15.millrace.CancelReply\x12;\n\x07\x43onvert\x12\x18.millrace.ConvertRequest\x1a\x16.millrace.ConvertReply\x12*\n\x03\x41sk\x12\x0f.millrace.Query\x1a\x12.millrace.AskReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/tokenizer.proto\x12\x08millrace\x1a\x13protos/common.proto\"w\n\x0eGatewayMessage\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12#\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x15.millrace.TextRequest\x12\x0e\n\x06\x61\x62orts\x18\x03 \x03(\r\x12\x0e\n\x06pauses\x18\x04 \x03(\r\x12\x0f\n\x07resumes\x18\x05 \x03(\r\"\xdd\x02\n\x0bTextRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12 \n\x06limits\x18\x04 \x01(\x0b\x32\x10.millrace.Limits\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.millrace.SamplingParams\x12#\n\x04text\x18\x06 \x01(\x0b\x32\x15.millrace.TextOptions\x12#\n\x04\x63hat\x18\n \x01(\x0b\x32\x13.millrace.ChatInputH\x00\x12\x10\n\x06prompt\x18\x0b \x01(\tH\x00\x12\x1a\n\x10prompt_token_ids\x18\x0c \x01(\x0cH\x00\x12\x0f\n\x07\x61ttempt\x18\x1e \x01(\r\x12\"\n\x07resumed\x18\x1f \x03(\x0b\x32\x11.millrace.Resumed\x12\x13\n\x0btraceparent\x18  \x01(\tB\x07\n\x05inputJ\x04\x08\r\x10\x1e\"\x92\x01\n\tChatInput\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1c\n\x14template_kwargs_json\x18\x03 \x01(\x0c\x12\x1c\n\x14no_generation_prompt\x18\x04 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"\xfb\x01\n\x0bTextOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x02 \x01(\x08\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x04 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x11\n\tbad_words\x18\x06 \x03(\t\x12\x14\n\x0c\x64ry_breakers\x18\x07 \x03(\t\x12\x17\n\x0fsplit_reasoning\x18\x08 \x01(\x08\x12\"\n\x07grammar\x18\t \x01(\x0b\x32\x11.millrace.Grammar\x12\x19\n\x11return_prompt_ids\x18\n \x01(\x08\"0\n\x07Resumed\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntext_bytes\x18\x02 \x01(\x04\"\xb2\x01\n\x0bTextMessage\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.millrace.SessionOpenedH\x00\x12$\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x13.millrace.TextBatchH\x00\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x15.millrace.EngineStateH\x00\x12\"\n\x04\x62ulk\x18\x04 \x01(\x0b\x32\x12.millrace.TextBulkH\x00\x42\x06\n\x04\x62ody\"|\n\x08TextBulk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12/\n\rprompt_tokens\x18\x02 \x01(\x0b\x32\x16.millrace.PromptTokensH\x00\x12\x13\n\tembedding\x18\x03 \x01(\x0cH\x00\x12\x14\n\ntrace_json\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"8\n\x0cPromptTokens\x12(\n\x08logprobs\x18\x01 \x03(\x0b\x32\x16.millrace.TextLogprobs\"\xbf\x01\n\x0e\x43onvertRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11no_special_tokens\x18\x02 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\x12#\n\x04\x63hat\x18\n \x01(\x0b\x32\x13.millrace.ChatInputH\x00\x12\x0e\n\x04text\x18\x0b \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x0c \x01(\x0cH\x00\x42\x07\n\x05input\"|\n\x0c\x43onvertReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x15.millrace.ErrorDetail\"3\n\x08\x41skReply\x12\'\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x16.millrace.EngineAnswer\"E\n\x0c\x45ngineAnswer\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12%\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x15.millrace.QueryAnswer\"\xd0\x02\n\tTextBatch\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x14\n\x0ctimestamp_ns\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x04 \x01(\x0c\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06\x63ounts\x18\x06 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x07 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x08 \x01(\x0c\x12\"\n\x07started\x18\t \x03(\x0b\x32\x11.millrace.Started\x12\"\n\x08\x66inishes\x18\n \x03(\x0b\x32\x10.millrace.Finish\x12(\n\x08logprobs\x18\x0b \x03(\x0b\x32\x16.millrace.TextLogprobs\x12\x10\n\x08\x63hannels\x18\x0c \x01(\x0c\x12*\n\x08progress\x18\r \x03(\x0b\x32\x18.millrace.PromptProgress\"L\n\x07Started\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\"S\n\x0cTextLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12&\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x15.millrace.TextLogprob\"T\n\x0bTextLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\r\n\x05token\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"$\n\x0b\x43\x61ncelReply\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r2\xee\x01\n\tTokenizer\x12>\n\x07Session\x12\x18.millrace.GatewayMessage\x1a\x15.millrace.TextMessage(\x01\x30\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.millrace.CancelRequest\x1a\x15.millrace.CancelReply\x12;\n\x07\x43onvert\x12\x18.millrace.ConvertRequest\x1a\x16.millrace.ConvertReply\x12*\n\x03\x41sk\x12\x0f.millrace.Query\x1a\x12.millrace.AskReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,35 +39,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATINPUT']._serialized_start=531
   _globals['_CHATINPUT']._serialized_end=677
   _globals['_TEXTOPTIONS']._serialized_start=680
-  _globals['_TEXTOPTIONS']._serialized_end=904
-  _globals['_RESUMED']._serialized_start=906
-  _globals['_RESUMED']._serialized_end=954
-  _globals['_TEXTMESSAGE']._serialized_start=957
-  _globals['_TEXTMESSAGE']._serialized_end=1135
-  _globals['_TEXTBULK']._serialized_start=1137
-  _globals['_TEXTBULK']._serialized_end=1261
-  _globals['_PROMPTTOKENS']._serialized_start=1263
-  _globals['_PROMPTTOKENS']._serialized_end=1319
-  _globals['_CONVERTREQUEST']._serialized_start=1322
-  _globals['_CONVERTREQUEST']._serialized_end=1513
-  _globals['_CONVERTREPLY']._serialized_start=1515
-  _globals['_CONVERTREPLY']._serialized_end=1639
-  _globals['_ASKREPLY']._serialized_start=1641
-  _globals['_ASKREPLY']._serialized_end=1692
-  _globals['_ENGINEANSWER']._serialized_start=1694
-  _globals['_ENGINEANSWER']._serialized_end=1763
-  _globals['_TEXTBATCH']._serialized_start=1766
-  _globals['_TEXTBATCH']._serialized_end=2102
-  _globals['_STARTED']._serialized_start=2104
-  _globals['_STARTED']._serialized_end=2154
-  _globals['_TEXTLOGPROBS']._serialized_start=2156
-  _globals['_TEXTLOGPROBS']._serialized_end=2239
-  _globals['_TEXTLOGPROB']._serialized_start=2241
-  _globals['_TEXTLOGPROB']._serialized_end=2325
-  _globals['_CANCELREQUEST']._serialized_start=2327
-  _globals['_CANCELREQUEST']._serialized_end=2378
-  _globals['_CANCELREPLY']._serialized_start=2380
-  _globals['_CANCELREPLY']._serialized_end=2416
-  _globals['_TOKENIZER']._serialized_start=2419
-  _globals['_TOKENIZER']._serialized_end=2657
+  _globals['_TEXTOPTIONS']._serialized_end=931
+  _globals['_RESUMED']._serialized_start=933
+  _globals['_RESUMED']._serialized_end=981
+  _globals['_TEXTMESSAGE']._serialized_start=984
+  _globals['_TEXTMESSAGE']._serialized_end=1162
+  _globals['_TEXTBULK']._serialized_start=1164
+  _globals['_TEXTBULK']._serialized_end=1288
+  _globals['_PROMPTTOKENS']._serialized_start=1290
+  _globals['_PROMPTTOKENS']._serialized_end=1346
+  _globals['_CONVERTREQUEST']._serialized_start=1349
+  _globals['_CONVERTREQUEST']._serialized_end=1540
+  _globals['_CONVERTREPLY']._serialized_start=1542
+  _globals['_CONVERTREPLY']._serialized_end=1666
+  _globals['_ASKREPLY']._serialized_start=1668
+  _globals['_ASKREPLY']._serialized_end=1719
+  _globals['_ENGINEANSWER']._serialized_start=1721
+  _globals['_ENGINEANSWER']._serialized_end=1790
+  _globals['_TEXTBATCH']._serialized_start=1793
+  _globals['_TEXTBATCH']._serialized_end=2129
+  _globals['_STARTED']._serialized_start=2131
+  _globals['_STARTED']._serialized_end=2207
+  _globals['_TEXTLOGPROBS']._serialized_start=2209
+  _globals['_TEXTLOGPROBS']._serialized_end=2292
+  _globals['_TEXTLOGPROB']._serialized_start=2294
+  _globals['_TEXTLOGPROB']._serialized_end=2378
+  _globals['_CANCELREQUEST']._serialized_start=2380
+  _globals['_CANCELREQUEST']._serialized_end=2431
+  _globals['_CANCELREPLY']._serialized_start=2433
+  _globals['_CANCELREPLY']._serialized_end=2469
+  _globals['_TOKENIZER']._serialized_start=2472
+  _globals['_TOKENIZER']._serialized_end=2710
 # @@protoc_insertion_point(module_scope)

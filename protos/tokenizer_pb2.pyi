@@ -63,7 +63,7 @@ class ChatInput(_message.Message):
     def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., template_kwargs_json: _Optional[bytes] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ...) -> None: ...
 
 class TextOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids", "bad_words", "dry_breakers", "split_reasoning", "grammar")
+    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids", "bad_words", "dry_breakers", "split_reasoning", "grammar", "return_prompt_ids")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class TextOptions(_message.Message):
     DRY_BREAKERS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_REASONING_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     ignore_eos: bool
@@ -82,7 +83,8 @@ class TextOptions(_message.Message):
     dry_breakers: _containers.RepeatedScalarFieldContainer[str]
     split_reasoning: bool
     grammar: _common_pb2.Grammar
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., dry_breakers: _Optional[_Iterable[str]] = ..., split_reasoning: bool = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ...) -> None: ...
+    return_prompt_ids: bool
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., dry_breakers: _Optional[_Iterable[str]] = ..., split_reasoning: bool = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ..., return_prompt_ids: bool = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("token_ids", "text_bytes")
@@ -199,12 +201,14 @@ class TextBatch(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ..., channels: _Optional[bytes] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("slot", "num_prompt_tokens")
+    __slots__ = ("slot", "num_prompt_tokens", "prompt_token_ids")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     num_prompt_tokens: int
-    def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    prompt_token_ids: bytes
+    def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class TextLogprobs(_message.Message):
     __slots__ = ("slot", "index", "entries")

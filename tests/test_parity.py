@@ -258,3 +258,24 @@ def test_tool_calls_are_the_same(stack: Online, offline: LLM) -> None:
     choice = reply["choices"][0]
     assert choice["finish_reason"] == output.finish_reason == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"] == call["function"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_prompt_ids(stack: Online, offline: LLM, is_stream: bool) -> None:
+    """In vLLM's places: beside the choices of a chat, in the choices of a completion."""
+    asked = {"model": stack.model, "return_token_ids": True, "max_tokens": 3, "stream": is_stream}
+    chat = offline.chat([CHAT], SamplingParams(max_tokens=1))[0].prompt_token_ids
+    texts = [out.prompt_token_ids for out in offline.generate([TEXT, "a b"], SamplingParams())]
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60) as http:
+        for path, more, expected in (
+            ("/v1/chat/completions", {"messages": CHAT}, [list(chat)]),
+            ("/v1/completions", {"prompt": [TEXT, "a b"]}, [list(ids) for ids in texts]),
+        ):
+            sent = {**asked, **more}
+            if is_stream:
+                told = [event async for event in events(http, path, sent)]
+            else:
+                told = [(await http.post(path, json=sent)).raise_for_status().json()]
+            places = told if "messages" in more else [c for e in told for c in e["choices"]]
+            ids = [place["prompt_token_ids"] for place in places if "prompt_token_ids" in place]
+            assert sorted(ids) == sorted(expected)

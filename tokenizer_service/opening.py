@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protos.columns import unpack
+from protos.columns import pack, unpack
 from protos.common_pb2 import LENGTH, STOPPED, Finish
 from protos.tokenizer_pb2 import Started
 from tokenizer_service.metrics import TokenizerMetrics
@@ -72,6 +72,7 @@ class Opening:
         request, step = ticket.request, StepText()
         stops = StopStrings(request.text.stop, request.text.include_stop)
         num_prompt_tokens = ticket.num_prompt_tokens
+        first = next((choice for choice in ticket.choices if choice.is_open), None)
         for position, choice in enumerate(ticket.choices):
             resumed = request.resumed[position] if position < len(request.resumed) else None
             resume_bytes = resumed.text_bytes if resumed is not None else 0
@@ -83,7 +84,10 @@ class Opening:
             if not choice.is_open:
                 continue
             text = step.of(choice.ticket.session)
-            text.started.append(Started(slot=choice.slot, num_prompt_tokens=num_prompt_tokens))
+            started = Started(slot=choice.slot, num_prompt_tokens=num_prompt_tokens)
+            if request.text.return_prompt_ids and choice is first:
+                started.prompt_token_ids = pack(ticket.prompt)
+            text.started.append(started)
             if resumed is not None and resumed.token_ids:
                 self._resume(step, choice, resumed.token_ids)
         step.deliver()

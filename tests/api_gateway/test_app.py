@@ -147,3 +147,22 @@ async def test_token_ids_come_back_when_asked_for(client: httpx.AsyncClient) -> 
     stream = events((await client.post("/v1/completions", json=body | {"stream": True})).text)
     ids = [i for e in stream for c in e["choices"] for i in c.get("token_ids", [])]
     assert ids == [100, 101, 102]
+
+
+async def test_a_prompts_ids_come_with_them(client: httpx.AsyncClient) -> None:
+    """Beside the choices of a chat, in each of a completion; in streams with the first chunk."""
+    asked: dict[str, Any] = {"n": 2, "return_token_ids": True}
+    path, body = "/v1/chat/completions", chat(**asked)
+    assert (await client.post(path, json=body)).json()["prompt_token_ids"] == [0, 1, 2, 3, 4]
+    stream = events((await client.post(path, json=body | {"stream": True})).text)
+    told = [e["choices"][0]["index"] for e in stream if e.get("prompt_token_ids")]
+    assert told == [0, 1]
+    path, body = "/v1/completions", completion(prompt=["a", "b"], **asked)
+    whole = (await client.post(path, json=body)).json()
+    assert [c["prompt_token_ids"] for c in whole["choices"]] == [[0, 1, 2, 3, 4]] * 4
+    stream = events((await client.post(path, json=body | {"stream": True})).text)
+    told = [c["index"] for e in stream for c in e["choices"] if c.get("prompt_token_ids")]
+    assert sorted(told) == [0, 1, 2, 3]
+    for plain in (completion(), chat()):
+        reply = await client.post(f"/v1/{'chat/' * ('messages' in plain)}completions", json=plain)
+        assert "prompt_token_ids" not in reply.text

@@ -77,7 +77,10 @@ class Stream:
         self.outbox.put_nowait(TextMessage(batch=batch))
 
     def start(self, slot: int, num_prompt_tokens: int = 5) -> None:
+        request = self.requests.get(slot)
         started = Started(slot=slot, num_prompt_tokens=num_prompt_tokens)
+        if request is not None and request.text.return_prompt_ids and slot == request.slot:
+            started.prompt_token_ids = column(*range(num_prompt_tokens))
         self.say(TextBatch(started=[started]))
 
     def token(

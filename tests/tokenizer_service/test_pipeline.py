@@ -33,6 +33,17 @@ async def test_a_request_from_text_to_text(build: Build) -> None:
     assert not stage.pipeline.seats.all()[0].live and not stage.pipeline._tickets
 
 
+async def test_the_prompts_ids_come_once_a_request_and_only_when_asked_for(build: Build) -> None:
+    stage = build()
+    await stage.submit(2, limits=Limits(n=3), text=TextOptions(return_prompt_ids=True))
+    await stage.submit(9)
+    sent = stage.link.adds[0].prompt_token_ids
+    told = [started for batch in stage.gateway.batches for started in batch.started]
+    assert [(one.slot, one.prompt_token_ids) for one in told] == [
+        (2, sent), (3, b""), (4, b""), (9, b"")
+    ]  # fmt: skip
+
+
 async def test_a_stop_string_ends_at_once_and_closes_when_the_engine_does(build: Build) -> None:
     stage = build()
     await stage.submit(text=TextOptions(stop=["END"]))
