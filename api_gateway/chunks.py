@@ -69,15 +69,8 @@ class Chunks:
             event["usage"] = None
         return {**event, **more}
 
-    def opening(self) -> bytes:
-        """Return what a stream opens with, once a choice: who speaks, or the prompt's echo."""
-        frames = []
-        for index in range(self._order.num_choices):
-            if self._order.is_chat:
-                shown = self.choice(index, "")
-                shown["delta"] = {"role": "assistant", "content": ""}
-                frames.append(frame(self.event(shown)))
-            elif self._order.echoes and not self._order.tells_echo:
-                echo = self._order.echoes[index // self._order.requests[0].limits.n]
-                frames.append(self.text(index, echo))
-        return b"".join(frames)
+    def role(self, index: int) -> dict[str, Any]:
+        """Return the first choice object of a chat: who speaks."""
+        shown = self.choice(index, "")
+        shown["delta"] = {"role": "assistant", "content": ""}
+        return shown

@@ -34,10 +34,14 @@ def num_reasoning_tokens(choice: Choice) -> int:
     return choice.num_reasoning
 
 
-def usage_of(job: Job) -> Usage:
-    """Return the usage so far: a prompt counts once, its cached part as the first choice found."""
+def usage_of(job: Job, is_begin: bool = False) -> Usage:
+    """Return the usage so far: a prompt counts once, its cached part as the first choice found.
+
+    At the begin of a stream nothing of an answer is told yet.
+    """
+    choices = [] if is_begin else job.choices
     prompt = sum(max(map(num_prompt_tokens, group)) for group in job.groups)
-    output = sum(map(num_output_tokens, job.choices))
+    output = sum(map(num_output_tokens, choices))
     cached = sum(
         min(choice.finish.num_cached_tokens if choice.finish else 0 for choice in group)
         for group in job.groups
@@ -48,7 +52,7 @@ def usage_of(job: Job) -> Usage:
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(map(num_reasoning_tokens, job.choices))
+            "reasoning_tokens": sum(map(num_reasoning_tokens, choices))
         },
     }
 
@@ -78,8 +82,10 @@ class Meter:
             num_tokens = len(choice.token_ids) >> 2
             if num_tokens == choice.num_seen:
                 continue
-            if choice.num_seen:
-                self._observe_itl(now - choice.last_arrival_s)
+            if choice.num_seen:  # tokens that come together came one by one, as far as one can say
+                count = num_tokens - choice.num_seen
+                for _ in range(count):
+                    self._observe_itl((now - choice.last_arrival_s) / count)
             elif self._first_s is None:
                 self._first_s = now
                 self._metrics.ttft.labels(self._job.model).observe(now - self._started_s)

@@ -14,7 +14,7 @@ from api_gateway.echo import EchoedPrompts
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from api_gateway.meter import Meter, ms, usage_of
+from api_gateway.meter import Meter, Usage, ms, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import answer_rows, finish_word, ids_of, prompt_ids, stop_reason
 from api_gateway.sessions import Choice
@@ -85,15 +85,31 @@ class EventStream(Stream):
         self._bulks = [Bulks() for _ in job.choices]
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
         self._shown_tokens = [0] * order.num_choices
-        self._untold_prompts = set(range(order.num_choices) if order.return_token_ids else ())
+        num_places = (1 if order.is_chat else order.num_choices) * order.return_token_ids
+        self._untold_prompts = set(range(num_places))
+        self._opening: bytes | None = None
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
 
     def opening(self) -> bytes:
-        return self._chunks.opening()
+        """Return what is made once: its chunks come before those that `advance` makes."""
+        if self._opening is None:
+            self._opening = self._begin()
+        return self._opening
+
+    def _begin(self) -> bytes:
+        """Return, for each choice, who speaks, or the prompt's echo."""
+        order, chunks, choices = self._order, self._chunks, self._job.choices
+        if order.is_chat:
+            usage = usage_of(self._job, is_begin=True)
+            return b"".join(self._chunk(chunks.role(c.index), c, usage) for c in choices)
+        if not order.echoes or order.tells_echo:
+            return b""
+        return b"".join(chunks.text(c.index, order.echoes[c.prompt]) for c in choices)
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
+        self.opening()
         frames: list[bytes] = []
         if self._echoes is not None:
             news = self._begun(self._echoes, news, frames)
@@ -165,13 +181,17 @@ class EventStream(Stream):
             shown["delta"] = {"content": ""}
         frames.append(self._chunk(shown, choice))
 
-    def _chunk(self, shown: dict[str, Any], choice: Choice) -> bytes:
-        """Return a chunk; a choice's first one has its prompt's ids, if asked for, as in vLLM."""
-        more = self._usage_so_far()
-        if choice.index in self._untold_prompts:
-            self._untold_prompts.remove(choice.index)
-            place = more if self._order.is_chat else shown
-            place["prompt_token_ids"] = prompt_ids(self._job, choice.prompt)
+    def _chunk(self, shown: dict[str, Any], choice: Choice, usage: Usage | None = None) -> bytes:
+        """Return a chunk, with the ids of a prompt that are to be told, in vLLM's places.
+
+        A chat tells them once, beside its choices; a completion in each choice.
+        """
+        is_chat, more = self._order.is_chat, self._usage_so_far(usage)
+        number = 0 if is_chat else choice.index
+        if number in self._untold_prompts and (ids := prompt_ids(self._job, choice.prompt)):
+            self._untold_prompts.remove(number)
+            place = more if is_chat else shown
+            place["prompt_token_ids"] = ids
         return frame(self._chunks.event(shown, **more))
 
     def _add_rest(self, shown: dict[str, Any], choice: Choice) -> bool:
@@ -220,5 +240,5 @@ class EventStream(Stream):
         shown["stop_reason"] = stop_reason(choice.finish)
         return self._chunk(shown, choice)
 
-    def _usage_so_far(self) -> dict[str, Any]:
-        return {"usage": usage_of(self._job)} if self._order.continuous_usage else {}
+    def _usage_so_far(self, usage: Usage | None = None) -> dict[str, Any]:
+        return {"usage": usage or usage_of(self._job)} if self._order.continuous_usage else {}

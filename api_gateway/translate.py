@@ -202,14 +202,15 @@ def order(
     echoes: tuple[str, ...] = (),
 ) -> Order:
     options = body.stream_options
+    includes_usage = bool(options and options.include_usage)
     return Order(
         requests=requests,
         model=requests[0].model,
         kind=kind,
         timeout_s=timeout_s(body),
         is_stream=bool(body.stream),
-        include_usage=options is not None and bool(options.include_usage),
-        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        include_usage=includes_usage,
+        continuous_usage=includes_usage and bool(options and options.continuous_usage_stats),
         num_logprobs=num_logprobs,
         num_prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
