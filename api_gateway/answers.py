@@ -50,6 +50,7 @@ class CallReader:
 
     def __init__(self, plan: ToolPlan | None, request_id: str, choice: int) -> None:
         self._parser = plan.parser() if plan is not None else None
+        self._is_forced = plan is not None and plan.is_forced
         self._request_id = request_id
         self._choice = choice
         self.num_calls = 0
@@ -70,7 +71,7 @@ class CallReader:
         for delta in deltas:
             if isinstance(delta, CallDelta):
                 self._add(parts, delta)
-            else:
+            elif not self._is_forced:  # or it is the begin of a call that was cut before its name
                 parts.append(delta)
         return parts
 

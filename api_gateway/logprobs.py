@@ -62,10 +62,20 @@ class TextOffsets:
         self._num_chars = num_chars
 
 
+def name_of(entry: TextLogprob) -> str:
+    """Return a token as completions tell it: its text, of a part of a character OpenAI's form.
+
+    All parts of characters have one text, U+FFFD, and would be one entry of `top_logprobs`.
+    """
+    if "\ufffd" in entry.token and entry.token.encode() != entry.token_bytes:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.token_bytes)
+    return entry.token
+
+
 def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, Any]:
     """Return the `logprobs` of a completion choice."""
     return {
-        "tokens": [row.entries[0].token for row in rows],
+        "tokens": [name_of(row.entries[0]) for row in rows],
         "token_logprobs": [value(row.entries[0]) for row in rows],
         "top_logprobs": [top(row) for row in rows],
         "text_offset": [offsets.take(row.entries[0].token_bytes) for row in rows],
@@ -85,7 +95,7 @@ def echo_logprobs(
     """
     told = [row for row in prompt if row.index]
     head = next((row.entries[0] for row in prompt if not row.index), None)
-    first, raw = (head.token, head.token_bytes) if head is not None else (echo, echo.encode())
+    first, raw = (echo, echo.encode()) if head is None else (name_of(head), head.token_bytes)
     if echo.encode().startswith(raw):
         offsets.take(raw)
     shown = completion_logprobs(told, offsets)
@@ -117,5 +127,5 @@ def top(row: TextLogprobs) -> dict[str, float]:
     """Return the alternatives by text, and the chosen token too when it is none of them."""
     found: dict[str, float] = {}
     for entry in (*row.entries[1:], row.entries[0]):
-        found.setdefault(entry.token, value(entry))
+        found.setdefault(name_of(entry), value(entry))
     return found

@@ -27,6 +27,8 @@ from tokenizer_service.tokenizer import Tokenizer
 
 T = TypeVar("T")
 PRIVATE_USE = range(0xE000, 0xF900)
+LONG_TEXT = 65_536
+"""Characters, that take a tenth of a second or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,14 @@ class PromptBuilder:
         spells_no_tools: bool = False,
         knows_null: bool = False,
         may_read_parts: bool = False,
+        long_texts: Executor | None = None,
     ) -> None:
         """`spells_no_tools`: the template would leave tools out; messages spell them instead.
 
         `knows_null`: the template tells null content from empty text.
         `may_read_parts`: it is to be looked at for roles whose texts it wants as parts.
+        `long_texts` encodes what has LONG_TEXT characters and more, where shorter texts need not
+        wait for it.
         """
         self._parts_roles = None if may_read_parts else frozenset[str]()
         self._knows_null = knows_null
@@ -66,6 +71,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
+        self._long_texts = long_texts or executor
         self._vocab_size = vocab_size
         self._metrics = metrics
 
@@ -98,7 +104,7 @@ class PromptBuilder:
     async def text(self, text: str, param: str, add_special_tokens: bool = True) -> bytes:
         """Return the column of a plain text, that of field `param`."""
         tokenizer = self._required_tokenizer(param)
-        return await self._encode(lambda: tokenizer.encode(text, add_special_tokens))
+        return await self._encode(text, lambda: tokenizer.encode(text, add_special_tokens))
 
     async def chat(self, chat: ChatInput) -> Prompt:
         """Render and encode; equal to the plain way whenever no user text is a special token."""
@@ -120,9 +126,9 @@ class PromptBuilder:
         text = await self._render(chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs))
         self._metrics.template_seconds.observe(time.perf_counter() - started)
         if guard.used or tokenizer.matches_loosely:
-            ids = await self._encode(lambda: tokenizer.encode_guarded(guard.split(text)))
+            ids = await self._encode(text, lambda: tokenizer.encode_guarded(guard.split(text)))
         else:
-            ids = await self._encode(lambda: tokenizer.encode(text, add_special_tokens=False))
+            ids = await self._encode(text, lambda: tokenizer.encode(text, add_special_tokens=False))
         continued = messages[-1]["content"] if chat.continue_final_message else ""
         return Prompt(ids, guard.show(text), continued)
 
@@ -160,10 +166,11 @@ class PromptBuilder:
             )
         return self._tokenizer
 
-    async def _encode(self, encode: Callable[[], T]) -> T:
+    async def _encode(self, text: str, encode: Callable[[], T]) -> T:
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._executor, encode)
+        executor = self._executor if len(text) < LONG_TEXT else self._long_texts
+        result = await loop.run_in_executor(executor, encode)
         self._metrics.encode_seconds.observe(time.perf_counter() - started)
         return result
 

@@ -170,7 +170,7 @@ async def test_echo_with_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer
 async def test_the_first_token_of_an_echo_is_its_own(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
-    """A character that two tokens share shows as U+FFFD in both, and has one place in the text."""
+    """A character that two tokens share is told by its bytes, and has one place in the text."""
 
     def cut(stream: Stream, slot: int) -> None:
         stream.start(slot, 4)
@@ -181,7 +181,9 @@ async def test_the_first_token_of_an_echo_is_its_own(
     fake.script = cut
     body = completion(prompt="héllo", echo=True, logprobs=1)
     shown = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
-    assert shown["tokens"] == ["h", "\ufffd", "\ufffd", "llo", "!"]
+    assert shown["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "llo", "!"]
+    told = zip(shown["tokens"], shown["token_logprobs"], shown["top_logprobs"], strict=True)
+    assert all(top[token] == logprob for token, logprob, top in list(told)[1:])
     assert shown["text_offset"] == [0, 1, 1, 2, 5] and shown["token_logprobs"][0] is None
 
 

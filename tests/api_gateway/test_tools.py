@@ -216,6 +216,20 @@ async def test_forced_arguments_flow_and_a_cut_call_is_length(
     assert summed(stream)[0]["tool_calls"][0]["function"] == function
 
 
+@pytest.mark.parametrize("begun", ["<", '<tool_call>\n{"name', '<tool_call>\n{"name": "get_we'])
+async def test_a_forced_call_that_is_cut_before_its_name_is_no_content(
+    client: httpx.AsyncClient, fake: FakeTokenizer, begun: str
+) -> None:
+    for before, num_calls in (("", 0), (f"{W}\n", 1)):
+        fake.script = saying(before, begun, reason=LENGTH)
+        body = chat(tools=TOOLS, tool_choice="required")
+        whole = (await client.post(URL, json=body)).json()["choices"][0]
+        assert whole["finish_reason"] == "length" and not whole["message"]["content"]
+        assert len(whole["message"].get("tool_calls", [])) == num_calls
+        stream = events((await client.post(URL, json={**body, "stream": True})).text)
+        assert not summed(stream)[0]["content"] and summed(stream)[1] == "length"
+
+
 @pytest.mark.parametrize(("end", "reason"), [(60, "stop"), (W.index("}}") + 1, "tool_calls")])
 async def test_a_call_cut_by_a_stop_string_is_none_to_run(
     client: httpx.AsyncClient, fake: FakeTokenizer, end: int, reason: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,7 @@ from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import MARKS, GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
-from tokenizer_service.prompt import PRIVATE_USE, PromptBuilder
+from tokenizer_service.prompt import LONG_TEXT, PRIVATE_USE, PromptBuilder
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
@@ -81,6 +83,22 @@ def text_of(column: bytes) -> str:
 
 def num_special(column: bytes) -> int:
     return sum(token_id in TINY.special_ids for token_id in unpack(column))
+
+
+async def test_a_short_text_does_not_wait_for_long_ones(executor: ThreadPoolExecutor) -> None:
+    """A prompt far beyond the context takes seconds before its length is known."""
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as long_texts:
+        long_texts.submit(is_over.wait)
+        metrics = TokenizerMetrics(CollectorRegistry())
+        prompts = PromptBuilder(TINY, None, executor, 512, metrics, long_texts=long_texts)
+        long = asyncio.create_task(prompts.build(TextRequest(prompt="b " * LONG_TEXT)))
+        try:
+            short = await prompts.build(TextRequest(prompt="b " * 99))
+            assert short.token_ids == TINY.encode("b " * 99, True) and not long.done()
+        finally:
+            is_over.set()
+        assert len((await long).token_ids) > len(short.token_ids)
 
 
 async def test_a_chat_is_encoded_as_the_rendered_text(executor: ThreadPoolExecutor) -> None:
