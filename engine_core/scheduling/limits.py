@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from engine_core.scheduling.bounds import TenantLimits
 from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
 from engine_core.scheduling.sequence import Room
@@ -51,7 +53,7 @@ def admit(add: Add, facts: Facts, own: TenantLimits, now: float) -> Request:
         raise Refused(_given_up(add.attempt))
     for problem in _wrong_numbers(add, facts):
         raise Refused(problem)
-    request = _decode(add, now)
+    request = _decode(add, _in_turn(add.limits, own), now)
     for problem in _wrong_tokens(request, facts):
         raise Refused(problem)
     for problem in _too_much(request, facts, own):
@@ -183,8 +185,14 @@ def _bounded(limits: Limits) -> Iterator[tuple[str, float]]:
         yield "n_keep", limits.n_keep
 
 
-def _decode(add: Add, now: float) -> Request:
-    limits = add.limits
+def _in_turn(limits: Limits, own: TenantLimits) -> Limits:
+    """Return `limits`; who names no priority, which is 0, gets the tenant's own above that."""
+    if limits.priority == 0 and own.priority is not None and own.priority > 0:
+        return replace(limits, priority=own.priority)
+    return limits
+
+
+def _decode(add: Add, limits: Limits, now: float) -> Request:
     return Request(
         session=add.session,
         slot=add.slot,

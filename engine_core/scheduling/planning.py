@@ -64,7 +64,7 @@ class Planner:
         self._deficits = Deficits(DEFICIT_STEPS * bounds.max_num_batched_tokens)
         self._speculation: Speculation | None = None
         if propose is not None:
-            self._speculation = Speculation(propose, roster, self._deficits)
+            self._speculation = Speculation(propose, roster, self._deficits, bounds)
 
     def plan(self, step_id: int, now: float) -> Draft:
         """Return what step `step_id` computes; empty when there is nothing to do."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
 from engine_core.scheduling.fairness import Deficits
 from engine_core.scheduling.roster import Roster
@@ -25,8 +26,11 @@ Proposer = Callable[["array[int]", int], Iterable[int]]
 class Speculation:
     """Plans the rows that are one token behind, each with what `propose` guesses for it."""
 
-    def __init__(self, propose: Proposer, roster: Roster, deficits: Deficits) -> None:
+    def __init__(
+        self, propose: Proposer, roster: Roster, deficits: Deficits, bounds: Bounds
+    ) -> None:
         self._propose = propose
+        self._bounds = bounds
         self._roster = roster
         self._deficits = deficits
 
@@ -61,10 +65,18 @@ class Speculation:
             self._enter(sequence, new, guesses, draft)
 
     def _guess(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        layout = self._roster.layout
-        cells = sequence.capacity + layout.num_available * layout.block_size
+        cells = sequence.capacity + self._num_spare(sequence) * self._roster.layout.block_size
         most = min(most, cells - sequence.num_expected)
         return tuple(self._propose(sequence.tokens, most))[:most] if most > 0 else ()
+
+    def _num_spare(self, sequence: Sequence) -> int:
+        """Return how many blocks may go to guesses: they stay with the row, right or wrong.
+
+        One for each row is left, and a tenant's own bound counts a block a row and step.
+        """
+        if self._bounds.of(sequence.tenant).blocks:
+            return 0
+        return max(0, self._roster.layout.num_available - len(self._roster.running))
 
     def _enter(
         self, sequence: Sequence, new: tuple[int, ...], guesses: tuple[int, ...], draft: Draft
