@@ -48,7 +48,11 @@ class Bulks:
                 self._next_trace = trace["index"] + 1
                 self._traces.append(trace)
 
-    def take_traces(self) -> list[dict[str, Any]]:
-        """Return the traces that came since the last call."""
-        taken, self._traces = self._traces, []
+    def take_traces(self, end: int) -> list[dict[str, Any]]:
+        """Return the traces of tokens before place `end` that no call has returned yet.
+
+        A step with guesses brings some of tokens behind a stop, which do not count.
+        """
+        taken = [trace for trace in self._traces if trace["index"] < end]
+        self._traces = self._traces[len(taken) :]
         return taken

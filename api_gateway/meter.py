@@ -51,9 +51,7 @@ def usage_of(job: Job, is_begin: bool = False) -> Usage:
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {
-            "reasoning_tokens": sum(map(num_reasoning_tokens, choices))
-        },
+        "completion_tokens_details": {"reasoning_tokens": sum(map(num_reasoning_tokens, choices))},
     }
 
 

@@ -140,7 +140,9 @@ class WholeReply(OnePiece):
         if self._order.return_token_ids:
             shown["token_ids"] = ids_of(choice.token_ids)[: num_output_tokens(choice)]
         if self._order.show_trace:
-            shown["sampler_trace"] = self._bulks[choice.index].take_traces()
+            shown["sampler_trace"] = self._bulks[choice.index].take_traces(
+                num_output_tokens(choice)
+            )
         return shown
 
 

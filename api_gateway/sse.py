@@ -14,7 +14,7 @@ from api_gateway.echo import EchoedPrompts
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from api_gateway.meter import Meter, Usage, ms, usage_of
+from api_gateway.meter import Meter, Usage, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import answer_rows, finish_word, ids_of, prompt_ids, stop_reason
 from api_gateway.sessions import Choice
@@ -207,9 +207,11 @@ class EventStream(Stream):
             shown["token_ids"] = ids_of(choice.token_ids)[first:end]
             has_more = has_more or end > first
             self._shown_tokens[choice.index] = max(first, end)
-        if order.show_trace and (traces := self._bulks[choice.index].note(choice).take_traces()):
-            shown["sampler_trace"] = traces
-            has_more = True
+        if order.show_trace:
+            bulks = self._bulks[choice.index].note(choice)
+            if traces := bulks.take_traces(num_output_tokens(choice)):
+                shown["sampler_trace"] = traces
+                has_more = True
         return has_more
 
     def _progress(self, choice: Choice) -> bytes:

@@ -31,6 +31,7 @@ class Deltas:
         self._request_id = asked.request.request_id
         choices = range(params.n)
         self._bulks = [Bulks() for _ in choices]
+        self._num_tokens = [0] * len(choices)
         self._calls = [CallReader(asked.tools, self._request_id, choice) for choice in choices]
 
     def read(self, piece: Piece) -> RequestOutput:
@@ -59,7 +60,8 @@ class Deltas:
     def _output(self, piece: Piece) -> CompletionOutput:
         params = self._params
         said = Said(parts=self._calls[piece.choice].read(piece.text, piece.finish is not None))
-        traces = self._bulks[piece.choice].take_traces()
+        self._num_tokens[piece.choice] += len(piece.token_ids)
+        traces = self._bulks[piece.choice].take_traces(self._num_tokens[piece.choice])
         return CompletionOutput(
             index=piece.choice,
             text=said.content,

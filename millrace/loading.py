@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--host-kv-memory", type=size, metavar="SIZE", help="host memory for evicted KV "
            "(default: none)")  # fmt: skip
     option("--kv-layout", choices=["block", "slot", "static"], help="(default: block)")
-    option("--num-guesses", type=count, metavar="N", help="tokens guessed a step from what a text "
+    option("--num-guesses", type=whole, metavar="N", help="tokens guessed a step from what a text "
            "said before, and verified (default: none)")  # fmt: skip
     option("--deterministic", action="store_true", help="the same bits however prompts are cut and "
            "rows are batched: always so, taken for those who ask")  # fmt: skip
@@ -90,6 +90,13 @@ def count(text: str) -> int:
     """Return a positive number; raise ArgumentTypeError for anything else."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """Return a number, 0 or more; raise ArgumentTypeError for anything else."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return int(text)
 
 

@@ -79,12 +79,13 @@ async def open_remote(tokenizers: str, model: str | None) -> RemoteClient:
         raise InvalidRequest(message, param="url")
     clients = TextClients(tokenizers)
     await clients.start()
-    served = {info.id: info for info in await _served(clients)}
+    infos = await _served(clients)
+    served = {name: info for info in infos for name in (*info.aliases, info.id)}
     if not served:
         await clients.close()
         raise Unavailable(f"no tokenizer answers at {tokenizers}")
-    if model is None and len(served) == 1:
-        return RemoteClient(clients, *served.values())
+    if model is None and len(infos) == 1:
+        return RemoteClient(clients, infos[0])
     if model not in served:
         await clients.close()
         names = list(served)

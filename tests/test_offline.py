@@ -211,7 +211,7 @@ def test_guesses_change_no_answer(tiny: Path) -> None:
     kinds = [
         {"temperature": 0.0, "logprobs": 2},
         {"seed": 3, "n": 2, "repetition_penalty": 1.1, "dry_multiplier": 0.5},
-        {"temperature": 0.0, "stop": "a"},
+        {"temperature": 0.0, "stop": "a", "return_sampler_trace": True},
         {"seed": 1, "structured_outputs": {"json": schema}},
     ]
     params = [SamplingParams(max_tokens=80, ignore_eos=i < 2, **k) for i, k in enumerate(kinds)]

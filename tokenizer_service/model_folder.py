@@ -47,14 +47,17 @@ class ModelFolder:
     pooling: Pooling
 
 
-def name_of(path: Path, served_name: str) -> str:
-    """Return the name a model goes by: its folder's, unless told.
+def served_names(path: Path, told: str) -> list[str]:
+    """Return the names a model goes by, first its id: its folder's, unless a comma list is told.
 
-    A path that is told stands for the folder at its end: a compose file knows no other name.
+    A path that is told stands for the folder at its end: a compose file knows no other name. It is
+    one name, as the folder's own is, commas and all.
     """
-    if served_name.startswith(("/", "./", "../", "~")):
-        return Path(served_name).name
-    return served_name or folder_name(path)
+    if told.startswith(("/", "./", "../", "~")):
+        return [Path(told).name]
+    own = folder_name(path)
+    names = [told] if told == own else [name.strip() for name in told.split(",")]
+    return list(dict.fromkeys(filter(None, names))) or [own]
 
 
 def folder_name(path: Path) -> str:
@@ -78,12 +81,12 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
     tokenizer = read_object(path / "tokenizer_config.json", may_lack=True)
     text_config = config.inside("text_config") or config
     vocab_size = text_config.size("vocab_size", 0)
-    served_name, *aliases = [name.strip() for name in served_name.split(",")]
+    name, *aliases = served_names(path, served_name)
     eos_home = text_config if generation.get("eos_token_id") is None else generation
     return ModelFolder(
         path=path,
-        name=name_of(path, served_name),
-        aliases=tuple(name for name in aliases if name),
+        name=name,
+        aliases=tuple(aliases),
         created_s=int(path.stat().st_mtime),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids(eos_home, vocab_size),
@@ -186,7 +189,8 @@ def older_added_tokens(path: Path, tokenizer: Fields) -> dict[int, Mapping[str, 
     special: set[str | None] = set()
     for named in (tokenizer, read_object(path / "special_tokens_map.json", may_lack=True)):
         special |= {token_text(named.get(name)) for name in TOKEN_FIELDS}
-        special |= {token_text(one) for one in named.get("additional_special_tokens") or ()}
+        more = named.get("additional_special_tokens")
+        special |= {token_text(one) for one in more} if isinstance(more, list | dict) else set()
     found: dict[int, Mapping[str, Any]] = {}
     for text in place.names():
         number = place.get(text)

@@ -20,8 +20,6 @@ from tokenizer_service.step_text import SessionText, StepText
 from tokenizer_service.text_model import TextModel
 from tokenizer_service.ticket import Choice
 
-"""The engine's replica died under a choice, or before it ran."""
-
 End = Callable[[StepText, Choice, Finish], None]
 Replay = Callable[[StepText, EngineSeat, Choice, bool], None]
 

@@ -230,14 +230,17 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
     """Add what the folder tells of beside its tokenizer.json, as transformers does.
 
     A token that the file has keeps its id, and becomes special if only the folder says so. One
-    whose place is taken, or would leave a gap, is left out, with a warning.
+    whose place is taken, would leave a gap, or lies beyond the model's own vocabulary, is left out,
+    with a warning.
     """
     has, end = library.get_added_tokens_decoder(), 1 + max(library.get_vocab().values(), default=-1)
+    end = end if end == library.get_vocab_size() else -1  # the library would fill a hole first
     for token_id, token in told_tokens(folder):
         known = library.token_to_id(token.content)
         if known == token_id and (token_id in has and (has[token_id].special or not token.special)):
             continue
-        if known is None and token_id == end:
+        is_beyond = 0 < folder.vocab_size <= token_id
+        if known is None and token_id == end and not is_beyond:
             known, end = token_id, end + 1
         if known == token_id:
             add_token(library, token_id, token)

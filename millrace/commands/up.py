@@ -44,7 +44,7 @@ from millrace.project import add_arguments as add_project_arguments
 from millrace.replica_process import from_the_root
 from millrace.runner import Plan, Runner, in_background
 from millrace.state import StateFolder
-from tokenizer_service.model_folder import folder_name
+from tokenizer_service.model_folder import folder_name, served_names
 from worker.memory import parse_size
 
 VARIABLES = {  # option: variable of docker-compose.yml
@@ -188,6 +188,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     for host, port in published:
         _check_port(host, port)
     host, port = published[0]
+    served = variables["SERVED_MODEL_NAME"]
     replicas = place(file, scales, _distinct_ports())
     for replica in replicas:
         _check_settings(replica, file.root)
@@ -195,7 +196,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         replicas=replicas,
         root=file.root,
         url=f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}",
-        model=variables["SERVED_MODEL_NAME"],
+        model=served_names(Path(variables.get("MODEL") or DEMO_MODEL), served)[0],
         is_public=not any(host.startswith("127.") for host, _ in published),
         ready_timeout_s=args.ready_timeout,
     )

@@ -162,6 +162,15 @@ def test_further_names_are_aliases(tmp_path: Path) -> None:
     folder = read_model_folder(tmp_path, "org/big, big,")
     assert (folder.name, folder.aliases) == ("org/big", ("big",))
     assert read_model_folder(tmp_path).aliases == ()
+    folder = read_model_folder(tmp_path, "big,big, big,small")
+    assert (folder.name, folder.aliases) == ("big", ("small",))
+
+
+def test_a_folders_own_name_is_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    for told in ("", "a,b", str(tmp_path / "a,b")):
+        folder = read_model_folder(tmp_path / "a,b", told)
+        assert (folder.name, folder.aliases) == ("a,b", ())
 
 
 def test_bad_folders_are_named(tmp_path: Path) -> None:

@@ -179,6 +179,32 @@ def test_what_only_the_folder_tells_of_a_token_counts(
     assert left_out == ["<plain>", "<|gap|>"]
 
 
+def test_a_token_that_the_model_has_no_room_for_is_left_out(tmp_path: Path) -> None:
+    """It would turn every text that has it into one beyond the vocabulary."""
+    write_tiny_folder(tmp_path)
+    end = tiny_library().get_vocab_size()
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": end}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": end}))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None and tokenizer.size == end
+    assert max(unpack(tokenizer.encode("a<pad>", add_special_tokens=False))) < end
+
+
+def test_a_vocabulary_with_a_hole_loads_without_what_would_fill_it(tmp_path: Path) -> None:
+    written = json.loads(tiny_library().to_str())
+    vocab = written["model"]["vocab"]
+    used = {piece for pair in written["model"]["merges"] for piece in (*pair, "".join(pair))}
+    last = max(vocab.values())
+    del vocab[next(one for one in vocab if one not in used and vocab[one] != last)]
+    written["added_tokens"] = []
+    write_tiny_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    end = 1 + max(Library.from_str(json.dumps(written)).get_vocab().values())
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": end}))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None and tokenizer.id_of("<pad>") is None
+
+
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
 def test_older_folders_keep_added_tokens_in_a_file(tmp_path: Path, name: str) -> None:
     model = json.loads(tiny_library().to_str())["model"]
