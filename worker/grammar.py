@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from worker.errors import GrammarLimit, RowError
 from worker.kernels.checks import Ints
 from worker.noise import Ids
 from worker.sampling.candidates import Flags, column
+from worker.tokenizer_json import verbatim
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -36,12 +36,6 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between the tokens of JSON, as llama.cpp bounds it: a model in doubt likes blanks best."""
 MAX_LEXER_STATES = 50_000
 """At 1 to 2 kB each. All other limits are llguidance's own."""
-PREFIX_SPACE = re.compile(r"""("add_prefix_space":\s*)true""")
-"""llguidance tokenizes what must come next, which is no begin of a text: it would put a blank
-before it, and then refuse the token."""
-SPELLING = ("Sequence", "Replace", "Prepend")
-"""Normalizers that are the vocabulary's way to write blanks; all others, such as NFC, say another
-text than the grammar does, and llguidance would then refuse the token that it asked for."""
 WRONG_TOKEN = "doesn't satisfy the grammar"
 """llguidance's words for a token that its mask does not allow; its other errors are limits."""
 DEAD_END = "NoExtensionBias"
@@ -125,31 +119,13 @@ class Grammars:
 
 def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
     try:
-        text = verbatim(PREFIX_SPACE.sub(r"\1false", path.read_text(encoding="utf-8")))
+        text = verbatim(path.read_text(encoding="utf-8"))
         try:
             return make(text, n_vocab=vocab_size)  # padded ids are never allowed
         except ValueError:  # it has more ids than the model, or it is none: that is said now
             return make(text)
     except Exception as error:
         raise RowError(f"grammars need {path}: {error}") from error
-
-
-def verbatim(tokenizer_json: str) -> str:
-    """Return a tokenizer.json that changes nothing of a text before it tokenizes it."""
-    parts = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
-    if "normalizer" in parts:
-        kept = _spelling(msgspec.json.decode(parts["normalizer"]))
-        parts["normalizer"] = msgspec.Raw(msgspec.json.encode(kept))
-    return msgspec.json.encode(parts).decode()
-
-
-def _spelling(normalizer: Any) -> Any:
-    if not isinstance(normalizer, dict) or normalizer.get("type") not in SPELLING:
-        return None
-    if normalizer["type"] != "Sequence":
-        return normalizer
-    kept = [part for part in map(_spelling, normalizer["normalizers"]) if part is not None]
-    return {"type": "Sequence", "normalizers": kept} if kept else None
 
 
 def _why(matcher: LLMatcher) -> str:
@@ -309,7 +285,7 @@ class Follower:
         """
         matcher, tokenizer = self._matcher, self._vocabulary.tokenizer
         token_id = int(flags.argmax())
-        if tokenizer.is_special_token(token_id) and not matcher.validate_tokens([token_id]):
+        if not matcher.validate_tokens([token_id]):
             text = matcher.compute_ff_bytes().decode(errors="ignore")
             flags[token_id] = False
             flags[tokenizer.greedy_tokenize(text)[:1]] = True

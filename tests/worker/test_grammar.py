@@ -19,7 +19,7 @@ from tests.support.tiny_tokenizer import tiny_library
 from tests.worker.plans import columns, generate, sampling, start
 from worker.build import LoadedModel, load_model
 from worker.errors import RowError
-from worker.grammar import MAX_COMPILED, Grammars, verbatim
+from worker.grammar import MAX_COMPILED, Grammars
 from worker.rows import Row
 from worker.sampler import Sampler
 
@@ -311,22 +311,6 @@ def test_a_text_that_is_not_normalized_comes_as_it_is_asked_for(
     assert text_of(run(constrained(grammars, grammar("REGEX", word)), 0)) == word
     answer = text_of(run(constrained(grammars, grammar("JSON_SCHEMA", schema)), 0))
     assert json.loads(answer) == {word: word}
-
-
-def test_of_the_normalizers_only_the_vocabularys_spelling_stays() -> None:
-    blanks = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-    for given, kept in (
-        (None, None),
-        ({"type": "NFKC"}, None),
-        (blanks, blanks),
-        ({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}, None),
-        (
-            {"type": "Sequence", "normalizers": [{"type": "NFC"}, blanks]},
-            {"type": "Sequence", "normalizers": [blanks]},
-        ),
-    ):
-        told = {"version": "1.0", "normalizer": given, "model": {"vocab": {"a": 0}}}
-        assert json.loads(verbatim(json.dumps(told))) == {**told, "normalizer": kept}
 
 
 def test_a_vocabulary_larger_than_the_models_is_cut(tmp_path: Path) -> None:
