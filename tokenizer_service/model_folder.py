@@ -22,6 +22,8 @@ POOLING_MODES = {"lasttoken": LAST, "mean": MEAN}
 TOKEN_FIELDS = (
     "bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token",
 )  # fmt: skip
+LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+"""Of the classes LlamaTokenizer and LlamaTokenizerFast, where a folder names none."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class ModelFolder:
     templates: Mapping[str, str]
     """Chat templates by name; `default` unless the folder names others."""
     added_tokens: Mapping[int, Mapping[str, Any]]
+    special_texts: tuple[str, ...]
+    """Texts that are special tokens because they are named so, whatever tokenizer.json says."""
     tokenizer_class: str
     pooling: Pooling
 
@@ -95,6 +99,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         token_texts=token_texts(path, tokenizer),
         templates=chat_templates(path, tokenizer),
         added_tokens=added_tokens(path, tokenizer),
+        special_texts=special_texts(path, tokenizer),
         tokenizer_class=tokenizer.text("tokenizer_class"),
         pooling=pooling(path),
     )
@@ -142,9 +147,24 @@ def token_texts(path: Path, tokenizer: Fields) -> dict[str, str]:
         found.update(
             {name: token_text(older.get(name)) for name in TOKEN_FIELDS if older.has(name)}
         )
-    if isinstance(extra := tokenizer.get("extra_special_tokens"), dict):
-        found |= {name: token_text(token) for name, token in extra.items() if not found.get(name)}
+    for field in ("extra_special_tokens", "model_specific_special_tokens"):
+        if isinstance(extra := tokenizer.get(field), dict):
+            found |= {name: token_text(one) for name, one in extra.items() if not found.get(name)}
+    if tokenizer.text("tokenizer_class") in ("LlamaTokenizer", "LlamaTokenizerFast"):
+        named = {name for name in TOKEN_FIELDS if tokenizer.has(name)}
+        found |= {k: text for k, text in LLAMA_TOKENS.items() if not found[k] and k not in named}
     return {name: text for name, text in found.items() if text}
+
+
+def special_texts(path: Path, tokenizer: Fields) -> tuple[str, ...]:
+    """Return the texts that are named as special; what a prompt is padded with is none of ours."""
+    texts = token_texts(path, tokenizer)
+    found = dict.fromkeys(text for name, text in texts.items() if name != "pad_token")
+    for place in (tokenizer, read_object(path / "special_tokens_map.json", may_lack=True)):
+        for field in ("additional_special_tokens", "extra_special_tokens"):
+            if isinstance(listed := place.get(field), list):
+                found |= dict.fromkeys(text for one in listed if (text := token_text(one)))
+    return tuple(found)
 
 
 def token_text(value: Any) -> str | None:

@@ -247,6 +247,16 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
         else:
             told = {"token": token.content, "id": token_id, "of tokenizer.json": known}
             log.warning("an added token has no place and is left out", extra=told)
+    add_named(library, folder)
+
+
+def add_named(library: Library, folder: ModelFolder) -> None:
+    """Make special what the folder names so: pieces of the vocabulary, and others if there is room."""
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    for text in folder.special_texts:
+        has_room = not folder.vocab_size or library.get_vocab_size() < folder.vocab_size
+        if text not in added and (has_room or library.token_to_id(text) is not None):
+            library.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
 def add_token(library: Library, token_id: int, token: AddedToken) -> None:

@@ -158,6 +158,13 @@ def test_the_served_name_is_the_folders_unless_given(tmp_path: Path) -> None:
     assert read_model_folder(tmp_path, "mine").name == "mine"
 
 
+def test_llamas_tokens_have_texts_where_the_folder_tells_none(tmp_path: Path) -> None:
+    told = {"tokenizer_class": "LlamaTokenizer", "eos_token": None, "bos_token": "<begin>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    folder = read_model_folder(tmp_path)
+    assert folder.token_texts == {"bos_token": "<begin>", "unk_token": "<unk>"}
+
+
 def test_further_names_are_aliases(tmp_path: Path) -> None:
     folder = read_model_folder(tmp_path, "org/big, big,")
     assert (folder.name, folder.aliases) == ("org/big", ("big",))

@@ -179,6 +179,28 @@ def test_what_only_the_folder_tells_of_a_token_counts(
     assert left_out == ["<plain>", "<|gap|>"]
 
 
+def test_what_is_named_as_special_is_special(tmp_path: Path) -> None:
+    """Of its vocabulary or none of it; what a prompt is padded with, of the vocabulary, stays text."""
+    library = tiny_library()
+    end = library.get_vocab_size()
+    write_tiny_folder(tmp_path)
+    piece, pad = [text for text, _ in library.get_vocab().items() if text.isalpha()][:2]
+    config = {"bos_token": piece, "extra_special_tokens": ["<|new|>"], "pad_token": pad}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    named = {tokenizer.id_of(piece), end}
+    assert tokenizer.special_ids == {*named, *load_special(library)}
+    assert list(unpack(tokenizer.encode("<|new|>", add_special_tokens=False))) == [end]
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": end}))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None and tokenizer.id_of("<|new|>") is None
+
+
+def load_special(library: Library) -> set[int]:
+    return {k for k, token in library.get_added_tokens_decoder().items() if token.special}
+
+
 def test_a_token_that_the_model_has_no_room_for_is_left_out(tmp_path: Path) -> None:
     """It would turn every text that has it into one beyond the vocabulary."""
     write_tiny_folder(tmp_path)

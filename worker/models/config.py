@@ -157,7 +157,7 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
     asked = fields.flag("use_sliding_window")
     if asked and architecture in UNIFORM:
         raise fields.error("use_sliding_window", True, "false")
-    if not asked:
+    if not asked or (fields.has("sliding_window") and fields.get("sliding_window") is None):
         return num_layers
     if fields.get("max_window_layers") == 0:
         return 0

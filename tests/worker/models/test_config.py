@@ -171,6 +171,8 @@ def test_windows(tmp_path: Path) -> None:
     assert read(tmp_path, **old, max_window_layers=0).windows == (8, 8)
     assert read(tmp_path, **old, max_window_layers=9).windows == (0, 0)
     assert read(tmp_path, sliding_window=8, max_window_layers=0).windows == (0, 0)
+    nothing = {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}
+    assert read(tmp_path, **nothing).windows == (0, 0)
     kinds = ["sliding_attention", "full_attention"]
     assert read(tmp_path, layer_types=kinds, **old).windows == (8, 0)
     mistral = {"architectures": ["MistralForCausalLM"]}
