@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as Library
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
@@ -38,6 +38,8 @@ CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
 `<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
+UNWRITTEN = "\U0010ffff"
+"""A noncharacter: no text has it."""
 TAGS = {*TOOL_TAGS, OPEN, CLOSE}
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """How vocabularies with byte fallback write a token of one byte."""
@@ -107,6 +109,8 @@ class Tokenizer:
         return self._plain
 
     def _copy_for_text(self, written: str) -> Library:
+        if isinstance(self._library.model, Unigram):
+            return Library.from_str(without_pieces(written, self.special_texts))
         copy = Library.from_str(written)
         copy.add_special_tokens(list(self._control.values()))  # some were not flagged
         copy.encode_special_tokens = True
@@ -219,6 +223,15 @@ def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Libra
     return library
 
 
+def without_pieces(tokenizer_json: str, texts: Collection[str]) -> str:
+    """Return a tokenizer that spells `texts`: a Unigram model finds them by itself, as pieces."""
+    parts = json.loads(tokenizer_json)
+    model = parts["model"]
+    model["vocab"] = [[UNWRITTEN * (piece in texts) + piece, at] for piece, at in model["vocab"]]
+    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["content"] not in texts]
+    return json.dumps(parts)
+
+
 def told_tokens(folder: ModelFolder) -> Iterator[tuple[int, AddedToken]]:
     """Yield id and token of what the folder tells beside the vocabulary, in order of ids."""
     for token_id, token in sorted(folder.added_tokens.items()):
@@ -251,7 +264,7 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
 
 
 def add_named(library: Library, folder: ModelFolder) -> None:
-    """Make special what the folder names so: pieces of the vocabulary, and others if there is room."""
+    """Make special what the folder names so: pieces of the vocabulary, others if there is room."""
     added = {token.content for token in library.get_added_tokens_decoder().values()}
     for text in folder.special_texts:
         has_room = not folder.vocab_size or library.get_vocab_size() < folder.vocab_size

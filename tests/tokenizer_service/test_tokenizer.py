@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import Metaspace
 
 from common.model_folder import ModelFolderError
@@ -179,8 +179,22 @@ def test_what_only_the_folder_tells_of_a_token_counts(
     assert left_out == ["<plain>", "<|gap|>"]
 
 
+def test_control_tokens_in_a_text_are_spelled_by_a_unigram_model_too() -> None:
+    """It finds them as pieces, special or not."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab</s>"]
+    model = Unigram([(piece, -1.0 - i / 999) for i, piece in enumerate(pieces)], 0, True)
+    library = Library(model)
+    library.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer = Tokenizer(library)
+    ids = list(unpack(tokenizer.encode_guarded(["a</s>b", "</s>", "a<s>\u6f22"])))
+    pieces_of = [library.id_to_token(i) for i in ids]
+    assert ids.count(2) == 1 and not {0, 1} & set(ids)
+    begin, end = pieces_of[: ids.index(2)], pieces_of[ids.index(2) + 1 :]
+    assert "".join(begin) == "a</s>b" and "".join(end) == "a<s><0xE6><0xBC><0xA2>"
+
+
 def test_what_is_named_as_special_is_special(tmp_path: Path) -> None:
-    """Of its vocabulary or none of it; what a prompt is padded with, of the vocabulary, stays text."""
+    """A piece of the vocabulary or none of it; what a prompt is padded with stays text."""
     library = tiny_library()
     end = library.get_vocab_size()
     write_tiny_folder(tmp_path)
