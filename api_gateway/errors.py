@@ -62,12 +62,19 @@ def error_frame(error: ServiceError, request_id: str) -> bytes:
     return b"event: error\ndata: %b\n\n" % orjson.dumps(error_object(error, request_id))
 
 
-def of_finish(finish: Finish) -> ServiceError:
-    """Return the error behind a Finish that is neither STOPPED nor LENGTH."""
+def of_finish(finish: Finish, prompt: int | None = None) -> ServiceError:
+    """Return the error behind a Finish that is neither STOPPED nor LENGTH.
+
+    `prompt` is the place of its prompt in a request of several.
+    """
     if finish.reason == ABORTED:
         return Cancelled("the request was cancelled")
     if finish.HasField("error"):
-        return from_detail(finish.error)
+        error = from_detail(finish.error)
+        if prompt is not None and error.param in ("prompt", "input"):
+            error.param = f"{error.param}[{prompt}]"
+            error.message = f"{error.param}: {error.message}"
+        return error
     if finish.reason == DEADLINE:
         return DeadlineExceeded("the request's deadline has passed")
     return Internal("the request failed")

@@ -82,10 +82,11 @@ class Pipeline:
             if mailbox.alarm is not None:
                 await answer(mailbox, reply)
             meter.note(news, time.monotonic())
-            ended = [choice.finish for choice in news if choice.finish is not None]
+            ended = [(choice.finish, choice) for choice in news if choice.finish is not None]
             await reply.advance(news)
-            if bad := [end for end in ended if end.reason not in (STOPPED, LENGTH)]:
-                raise of_finish(bad[0])
+            for finish, choice in ended:
+                if finish.reason not in (STOPPED, LENGTH):
+                    raise of_finish(finish, choice.prompt if len(job.requests) > 1 else None)
             if ended:
                 num_live -= len(ended)
                 self._clients.go_on(job)

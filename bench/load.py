@@ -94,8 +94,8 @@ def failure(outcome: Outcome) -> str:
     said = outcome.tail.decode(errors="replace").strip()
     if outcome.status == 0:
         return "the connection ended before there was a reply"
-    if outcome.status == 200 and "error" not in said:
-        return f"the connection ended after {outcome.num_tokens} tokens, in the middle of a reply"
+    if outcome.status == 200 and '{"error":' not in said:
+        return "the connection ended in the middle of a reply"
     return f"status {outcome.status} {said}"
 
 

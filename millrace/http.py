@@ -59,8 +59,8 @@ class Server:
             reply = self._reply(connection, "POST", path, sent)
             for event in self._events(path, reply):
                 decoded = msgspec.json.decode(event)
-                if "error" in decoded:
-                    raise CommandError(decoded["error"].get("message", "the server failed"))
+                if decoded.get("error") is not None:
+                    raise CommandError(_message(event))
                 yield decoded
 
     def _events(self, path: str, reply: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -71,7 +71,7 @@ class Server:
                 event = line.strip().removeprefix(b"data:").strip()
                 if event == b"[DONE]":
                     return
-                if line.startswith(b"data:"):
+                if line.startswith(b"data:") and line.endswith(b"\n"):
                     yield event
         except (OSError, http.client.HTTPException) as error:
             why = f"{why}: {error}"

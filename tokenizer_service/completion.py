@@ -81,8 +81,12 @@ class Completion:
         context = f"this model's maximum context length is {max_model_len} tokens"
         draws = request.limits.kind == GENERATE
         if room < 0 or (room == 0 and draws):
+            is_embed = request.limits.kind == EMBED
+            together, what = (
+                ("", "input") if is_embed else (", prompt and answer together", "prompt")
+            )
             raise InvalidRequest(
-                f"{context}, prompt and answer together, but the prompt has {num_prompt_tokens}",
+                f"{context}{together}, but the {what} has {num_prompt_tokens}",
                 param=input_param(request),
                 code="context_length_exceeded",
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from tokenizer_service.tokenizer import Tokenizer
 T = TypeVar("T")
 PRIVATE_USE = range(0xE000, 0xF900)
 LONG_TEXT = 65_536
-"""Characters, that take a tenth of a second or so."""
+"""Characters, that take a tenth of a second or so: such texts wait for each other alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,11 @@ class PromptBuilder:
         spells_no_tools: bool = False,
         knows_null: bool = False,
         may_read_parts: bool = False,
-        long_texts: Executor | None = None,
     ) -> None:
         """`spells_no_tools`: the template would leave tools out; messages spell them instead.
 
         `knows_null`: the template tells null content from empty text.
         `may_read_parts`: it is to be looked at for roles whose texts it wants as parts.
-        `long_texts` encodes what has LONG_TEXT characters and more, where shorter texts need not
-        wait for it.
         """
         self._parts_roles = None if may_read_parts else frozenset[str]()
         self._knows_null = knows_null
@@ -71,9 +68,13 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
-        self._long_texts = long_texts or executor
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
         self._vocab_size = vocab_size
         self._metrics = metrics
+
+    def close(self) -> None:
+        """End the thread of long texts; the executor is its owner's."""
+        self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def build(self, request: TextRequest) -> Prompt:
         """Return the prompt; raise InvalidRequest or Unprocessable naming the field."""

@@ -57,7 +57,6 @@ class TextModel:
         self.tokenizer = tokenizer
         self._template = template
         self._executor = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="encode")
-        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
         self.vocab_size = folder.vocab_size or (tokenizer.size if tokenizer is not None else 0)
         self.prompts = PromptBuilder(
             tokenizer,
@@ -68,7 +67,6 @@ class TextModel:
             spells_no_tools(folder.templates),
             knows_null(folder.templates),
             may_read_parts(folder.templates),
-            self._long_texts,
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)
@@ -144,8 +142,8 @@ class TextModel:
         """End the template process and the threads."""
         if self._template is not None:
             await self._template.close()
-        for executor in (self._executor, self._long_texts):
-            executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.prompts.close()
         await self._grammars.close()
 
     async def warm_up(self) -> None:

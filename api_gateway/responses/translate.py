@@ -92,8 +92,8 @@ def in_own_words() -> Iterator[None]:
 def renamed(text: str) -> str:
     """Return `text` with fields in the client's words; quoted names and parts of names stay."""
     for theirs, own in OWN_NAMES:
-        before = r"(?<![\w'])" if theirs[0] != "." else ""
-        text = re.sub(rf"{before}{re.escape(theirs)}(?![\w'])", own, text)
+        before = r"(?<![\w'-])" if theirs[0] != "." else ""
+        text = re.sub(rf"{before}{re.escape(theirs)}(?![\w'-])", own, text)
     return text
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from protos.common_pb2 import LENGTH, Grammar
+from protos.common_pb2 import IGNORED, LENGTH, Grammar
 from tests.api_gateway.requests import chat, completion, events
-from tests.support.fake_tokenizer import FakeTokenizer, Stream
+from tests.support.fake_tokenizer import FakeTokenizer, Stream, echo
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -324,3 +324,19 @@ async def test_whole_numbers_may_be_written_as_floats_and_refusals_come_back(
     assert "must be -1 or between 0 and" in reply.json()["error"]["message"]
     reply = await client.post("/v1/chat/completions", json=chat(max_tokens=5.5))
     assert reply.json()["error"]["param"] == "max_tokens"
+
+
+async def test_an_error_of_one_prompt_of_several_says_which(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def second_is_empty(stream: Stream, slot: int) -> None:
+        if stream.requests[slot].prompt:
+            return echo()(stream, slot)
+        why = {"kind": "InvalidRequest", "message": "the prompt is empty", "param": "prompt"}
+        stream.fail(slot, IGNORED, **why)
+
+    fake.script = second_is_empty
+    for prompt, param in ((["a", ""], "prompt[1]"), ([""], "prompt"), ("", "prompt")):
+        error = (await client.post(COMPLETIONS, json=completion(prompt=prompt))).json()["error"]
+        assert error["param"] == param and error["message"].endswith("the prompt is empty")
+        assert error["message"].startswith("prompt[1]: ") == (param == "prompt[1]")

@@ -38,7 +38,7 @@ def test_a_server_may_be_measured_beside_itself(
     ("outcome", "told"),
     [
         (Outcome(0.0), "the connection ended before there was a reply"),
-        (Outcome(0.0, 200, num_tokens=3, tail=b'data: {"id": 1}'), "ended after 3 tokens"),
+        (Outcome(0.0, 200, tail=b'data: "an error"'), "ended in the middle of a reply"),
         (Outcome(0.0, 200, tail=b'data: {"error": {"code": "draining"}}'), "draining"),
         (Outcome(0.0, 429, tail=b"queue_full"), "status 429 queue_full"),
     ],

@@ -112,15 +112,16 @@ def test_what_is_no_text_is_not_sent() -> None:
         next(Server("http://127.0.0.1:1", None).events("/", {"model": "\udcff"}))
 
 
+@pytest.mark.parametrize("rest", ["", 'data: {"b"'])
 @pytest.mark.parametrize("length", ["", "Content-Length: 999\r\n"])
-def test_an_answer_that_breaks_off_is_none(length: str) -> None:
+def test_an_answer_that_breaks_off_is_none(length: str, rest: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def answer() -> None:
             peer, _ = door.accept()
             with peer:
                 peer.recv(2**16)
-                peer.sendall(f'HTTP/1.1 200 OK\r\n{length}\r\ndata: {{"a": 1}}\n\n'.encode())
+                peer.sendall(f'HTTP/1.1 200 OK\r\n{length}\r\ndata: {{"a": 1}}\n\n{rest}'.encode())
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -88,17 +88,16 @@ def num_special(column: bytes) -> int:
 async def test_a_short_text_does_not_wait_for_long_ones(executor: ThreadPoolExecutor) -> None:
     """A prompt far beyond the context takes seconds before its length is known."""
     is_over = threading.Event()
-    with ThreadPoolExecutor(1) as long_texts:
-        long_texts.submit(is_over.wait)
-        metrics = TokenizerMetrics(CollectorRegistry())
-        prompts = PromptBuilder(TINY, None, executor, 512, metrics, long_texts=long_texts)
-        long = asyncio.create_task(prompts.build(TextRequest(prompt="b " * LONG_TEXT)))
-        try:
-            short = await prompts.build(TextRequest(prompt="b " * 99))
-            assert short.token_ids == TINY.encode("b " * 99, True) and not long.done()
-        finally:
-            is_over.set()
-        assert len((await long).token_ids) > len(short.token_ids)
+    prompts = builder(executor)
+    prompts._long_texts.submit(is_over.wait)
+    long = asyncio.create_task(prompts.build(TextRequest(prompt="b " * LONG_TEXT)))
+    try:
+        short = await prompts.build(TextRequest(prompt="b " * 99))
+        assert short.token_ids == TINY.encode("b " * 99, True) and not long.done()
+    finally:
+        is_over.set()
+    assert len((await long).token_ids) > len(short.token_ids)
+    prompts.close()
 
 
 async def test_a_chat_is_encoded_as_the_rendered_text(executor: ThreadPoolExecutor) -> None:
