@@ -112,7 +112,7 @@ class Dry(_message.Message):
     def __init__(self, multiplier: _Optional[float] = ..., base: _Optional[float] = ..., allowed_length: _Optional[int] = ..., last_n: _Optional[int] = ..., breakers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "start_after", "opener")
+    __slots__ = ("kind", "text", "start_after", "opener", "end_token_ids")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[Grammar.Kind]
@@ -129,11 +129,13 @@ class Grammar(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     OPENER_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     kind: Grammar.Kind
     text: str
     start_after: bytes
     opener: int
-    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., start_after: _Optional[bytes] = ..., opener: _Optional[int] = ...) -> None: ...
+    end_token_ids: bytes
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., start_after: _Optional[bytes] = ..., opener: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")

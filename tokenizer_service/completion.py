@@ -67,6 +67,8 @@ class Completion:
         for name, neutral in NEUTRAL.items():
             if not given.HasField(name):
                 setattr(complete, name, self.sampling_defaults.get(name, neutral))
+        if given.HasField("grammar"):
+            complete.grammar.end_token_ids = pack(sorted(self.eos_token_ids))
         return complete.SerializeToString(deterministic=True)
 
     def stop_token_ids(self, request: TextRequest) -> frozenset[int]:

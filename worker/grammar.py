@@ -80,7 +80,9 @@ class Grammars:
         ends = np.array(self._tokenizer.eos_tokens, np.int64)
         stops = stop_token_ids if len(stop_token_ids) else ends[ends < self._vocab_size]
         vocabulary = _Vocabulary(self._vocab_size, ends, stops, self._tokenizer)
-        return Follower(matcher, _Wait.of(grammar), vocabulary, self._executor)
+        own_ends = column(grammar.end_token_ids)
+        own_ends = np.unique(own_ends[own_ends < self._vocab_size])
+        return Follower(matcher, _Wait.of(grammar), vocabulary, own_ends, self._executor)
 
     def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
         key = (int(grammar.kind), grammar.text)
@@ -208,8 +210,11 @@ class Follower:
         matcher: LLMatcher,
         wait: _Wait,
         vocabulary: _Vocabulary,
+        own_ends: Ids,
         executor: Executor,
     ) -> None:
+        """`own_ends` of the model may be text to the grammar, and would cut it in the middle."""
+        self._own_ends = own_ends
         self._executor = executor
         self._matcher = matcher
         self._wait = wait
@@ -275,6 +280,8 @@ class Follower:
         flags[vocabulary.ends] = False
         if matcher.is_accepting():
             flags[vocabulary.stops] = True
+        elif np.count_nonzero(flags) > np.count_nonzero(flags[self._own_ends]):  # or no way is left
+            flags[self._own_ends] = False
         return np.flatnonzero(flags)
 
     def _spell(self, flags: Flags) -> None:

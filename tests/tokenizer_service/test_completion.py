@@ -123,3 +123,12 @@ def test_max_tokens_beyond_the_room_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 54") as caught:
         completion().limits(request(limits=Limits(max_tokens=55)), 10, 64)
     assert caught.value.param == "max_tokens"
+
+
+def test_a_grammar_is_told_which_ids_end_an_answer() -> None:
+    given = SamplingParams(grammar=Grammar(kind=Grammar.REGEX, text="a"))
+    told = SamplingParams.FromString(completion().sampling(given))
+    assert list(unpack(told.grammar.end_token_ids)) == [9]
+    assert not SamplingParams.FromString(completion().sampling(SamplingParams())).HasField(
+        "grammar"
+    )

@@ -263,6 +263,19 @@ def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: G
     assert drawn.code == "grammar_limit" and "items" in drawn.fault
 
 
+def test_an_end_of_the_models_that_is_text_to_the_grammar_waits_for_it(grammars: Grammars) -> None:
+    """It is drawn inside only where there is no other way, as a stop id of the client's may be."""
+    end = LIBRARY.encode("b").ids[0]
+    for text, has_other in (("ab", False), ("a[b-z]c", True)):
+        rule = grammar("REGEX", text)
+        rule.end_token_ids = columns([end, VOCAB_SIZE + 5])
+        follower = grammars.follow(rule, np.array([STOP, end]))
+        allowed = follower.allowed(np.array(LIBRARY.encode("a").ids, np.int32))
+        assert allowed is not None and (end in allowed) is not has_other
+    whole = follower.allowed(np.array(LIBRARY.encode("axc").ids, np.int32))
+    assert whole is not None and {STOP, end} == set(whole)
+
+
 def test_a_rule_without_an_end_is_said_where_it_is_met(grammars: Grammars) -> None:
     loop = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
     row = constrained(grammars, grammar("JSON_SCHEMA", loop))
