@@ -133,7 +133,7 @@ def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTo
 def _why(matcher: LLMatcher) -> str:
     """Return why it has failed."""
     error = matcher.get_error()
-    dead_end = "nothing fits a rule that leads only to itself"
+    dead_end = "a rule leads only to itself, or to text that no token spells"
     return dead_end if error.startswith(DEAD_END) else error
 
 
