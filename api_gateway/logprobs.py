@@ -78,7 +78,9 @@ def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> d
         "tokens": [name_of(row.entries[0]) for row in rows],
         "token_logprobs": [value(row.entries[0]) for row in rows],
         "top_logprobs": [top(row) for row in rows],
-        "text_offset": [offsets.take(row.entries[0].token_bytes) for row in rows],
+        "text_offset": [
+            offsets.take(b"" if row.is_hidden else row.entries[0].token_bytes) for row in rows
+        ],
     }
 
 

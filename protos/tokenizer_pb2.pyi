@@ -211,14 +211,16 @@ class Started(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class TextLogprobs(_message.Message):
-    __slots__ = ("slot", "index", "entries")
+    __slots__ = ("slot", "index", "entries", "is_hidden")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    IS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     slot: int
     index: int
     entries: _containers.RepeatedCompositeFieldContainer[TextLogprob]
-    def __init__(self, slot: _Optional[int] = ..., index: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[TextLogprob, _Mapping]]] = ...) -> None: ...
+    is_hidden: bool
+    def __init__(self, slot: _Optional[int] = ..., index: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[TextLogprob, _Mapping]]] = ..., is_hidden: bool = ...) -> None: ...
 
 class TextLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "token", "token_bytes")

@@ -119,6 +119,8 @@ class StepDecoder:
         if not num_held <= row.index < len(choice.token_ids):
             return
         shown = self._bulks.logprobs(choice.slot, row)
+        keeps = choice.ticket.request.text.keep_special_tokens
+        shown.is_hidden = not keeps and self._model.is_special(row.token_ids[0])
         step.of(choice.ticket.session).logprobs.append(shown)
 
     @staticmethod

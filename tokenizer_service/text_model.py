@@ -138,6 +138,10 @@ class TextModel:
         piece = self.tokenizer.piece(token_id) if self.tokenizer is not None else b""
         return piece.decode("utf-8", "replace"), piece
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether answers leave the token out unless they are asked to keep it."""
+        return self.tokenizer is not None and token_id in self.tokenizer.special_ids
+
     async def close(self) -> None:
         """End the template process and the threads."""
         if self._template is not None:

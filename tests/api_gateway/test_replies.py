@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from protos.common_pb2 import IGNORED, LENGTH, Grammar
+from protos.tokenizer_pb2 import TextBatch, TextLogprobs
 from tests.api_gateway.requests import chat, completion, events
-from tests.support.fake_tokenizer import FakeTokenizer, Stream, echo
+from tests.support.fake_tokenizer import FakeTokenizer, Stream, echo, logprob_entry
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -229,6 +230,25 @@ async def test_a_completion_begins_where_the_echo_ends(
     told = events(answer.text) if is_stream else [answer.json()]
     rows = [c["logprobs"] for event in told for c in event["choices"] if c["logprobs"]]
     assert [at for row in rows for at in row["text_offset"]] == [0, 3, 5]
+
+
+async def test_a_special_token_takes_no_room_in_the_text(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def special(stream: Stream, slot: int) -> None:
+        stream.start(slot, 1)
+        for text, is_hidden in (("ab", False), ("", True), ("c", False)):
+            stream.token(slot, text)
+            entry = logprob_entry(text or "<|header|>", -0.5)
+            index = stream.num_tokens[slot] - 1
+            row = TextLogprobs(slot=slot, index=index, entries=[entry], is_hidden=is_hidden)
+            stream.say(TextBatch(logprobs=[row]))
+        stream.finish(slot)
+
+    fake.script = special
+    body = completion(logprobs=0)
+    shown = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
+    assert shown["tokens"] == ["ab", "<|header|>", "c"] and shown["text_offset"] == [0, 2, 2]
 
 
 async def test_stop_id_0_is_told(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

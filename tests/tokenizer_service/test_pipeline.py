@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protos.common_pb2 import FinishReason, Limits, SamplingParams
 from protos.engine_pb2 import TokenLogprobs
 from protos.tokenizer_pb2 import TextOptions
@@ -130,6 +132,18 @@ async def test_a_gap_asks_for_replay(build: Build) -> None:
     again = stage.link.adds[1]
     assert (again.slot, again.attempt) == (1, 1)
     assert again.resumed_token_ids == [column(list(b"ab"))]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_logprobs_tell_which_tokens_the_text_lacks(build: Build, keeps: bool) -> None:
+    stage = build()
+    text = TextOptions(keep_special_tokens=keeps, ignore_eos=True)
+    await stage.submit(limits=Limits(logprobs=0), text=text)
+    for index, token in enumerate((0xE4, stage.eos)):
+        row = TokenLogprobs(slot=0, index=index, token_ids=[token], logprobs=[-0.5])
+        stage.step((0, index, [token]), logprobs=[row])
+    rows = [row for batch in stage.gateway.batches for row in batch.logprobs]
+    assert [row.is_hidden for row in rows] == [False, not keeps]
 
 
 async def test_logprobs_name_tokens_and_bytes(build: Build) -> None:
