@@ -132,10 +132,12 @@ def in_own_words(error: ServiceError, order: Order) -> ServiceError:
     """Return the error with the fields that the client wrote."""
     given = INPUT_FIELDS[order.kind]
     own = {"max_tokens": order.length_field, "prompt": given, "messages": given}
+    own |= {f"prompt[{place}]": f"{given}[{place}]" for place in range(len(order.requests))}
     if error.param not in own:
         grammar = order.requests[0].text.grammar.text
         return blamed(error, order.grammar_field, order.tools, grammar)
     message = error.message.replace("max_tokens", order.length_field)
+    message = message.replace(f"{error.param}: ", f"{own[error.param]}: ")
     return type(error)(message, param=own[error.param], code=error.code)
 
 

@@ -100,12 +100,13 @@ class EventStream(Stream):
     def _begin(self) -> bytes:
         """Return, for each choice, who speaks, or the prompt's echo."""
         order, chunks, choices = self._order, self._chunks, self._job.choices
+        usage = usage_of(self._job, is_begin=True)
         if order.is_chat:
-            usage = usage_of(self._job, is_begin=True)
             return b"".join(self._chunk(chunks.role(c.index), c, usage) for c in choices)
         if not order.echoes or order.tells_echo:
             return b""
-        return b"".join(chunks.text(c.index, order.echoes[c.prompt]) for c in choices)
+        texts = [(choice, order.echoes[choice.prompt]) for choice in choices]
+        return b"".join(self._chunk(chunks.choice(c.index, text), c, usage) for c, text in texts)
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
@@ -160,7 +161,7 @@ class EventStream(Stream):
         for choice in echoes.take_new():
             shown = self._chunks.choice(choice.index, echoes.text(choice))
             shown["logprobs"] = echoes.logprobs(choice, self._offsets[choice.index])
-            frames.append(frame(self._chunks.event(shown, **self._usage_so_far())))
+            frames.append(self._chunk(shown, choice))
         return begun
 
     def _rich(self, choice: Choice, frames: list[bytes]) -> None:

@@ -116,7 +116,7 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
     schema = response.json_schema.schema or {}
     schema_text(schema, f"{RESPONSE}.json_schema.schema")
     check_numbers(schema, f"{RESPONSE}.json_schema.schema")
-    return dict(closed(binding(schema)))
+    return dict(binding(closed(schema)))
 
 
 def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:

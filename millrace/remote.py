@@ -80,7 +80,8 @@ async def open_remote(tokenizers: str, model: str | None) -> RemoteClient:
     clients = TextClients(tokenizers)
     await clients.start()
     infos = await _served(clients)
-    served = {name: info for info in infos for name in (*info.aliases, info.id)}
+    served = {alias: info for info in infos for alias in info.aliases}
+    served |= {info.id: info for info in infos}
     if not served:
         await clients.close()
         raise Unavailable(f"no tokenizer answers at {tokenizers}")

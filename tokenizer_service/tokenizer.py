@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -38,8 +39,6 @@ CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
 `<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
-UNWRITTEN = "\U0010ffff"
-"""A noncharacter: no text has it."""
 TAGS = {*TOOL_TAGS, OPEN, CLOSE}
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """How vocabularies with byte fallback write a token of one byte."""
@@ -224,11 +223,16 @@ def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Libra
 
 
 def without_pieces(tokenizer_json: str, texts: Collection[str]) -> str:
-    """Return a tokenizer that spells `texts`: a Unigram model finds them by itself, as pieces."""
+    """Return a tokenizer that spells `texts`: a Unigram model finds them by itself, as pieces.
+
+    They keep their places, under names that nobody can write.
+    """
+    names = {text: secrets.token_hex(32) for text in texts}
     parts = json.loads(tokenizer_json)
     model = parts["model"]
-    model["vocab"] = [[UNWRITTEN * (piece in texts) + piece, at] for piece, at in model["vocab"]]
-    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["content"] not in texts]
+    model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    for token in parts["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
     return json.dumps(parts)
 
 
@@ -264,12 +268,22 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
 
 
 def add_named(library: Library, folder: ModelFolder) -> None:
-    """Make special what the folder names so: pieces of the vocabulary, others if there is room."""
-    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    """Make special what the folder names so: what there is, and else what has room at the end.
+
+    A token that the folder tells with an id, and that has got none, stays out.
+    """
+    added = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    has_no_place = {token["content"] for token in folder.added_tokens.values()}
     for text in folder.special_texts:
-        has_room = not folder.vocab_size or library.get_vocab_size() < folder.vocab_size
-        if text not in added and (has_room or library.token_to_id(text) is not None):
-            library.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+        size = library.get_vocab_size()
+        has_room = size == 1 + max(library.get_vocab().values(), default=-1)
+        has_room = has_room and not 0 < folder.vocab_size <= size and text not in has_no_place
+        if not has_room and library.token_to_id(text) is None:
+            continue
+        token = added.get(text) or AddedToken(text, normalized=False)
+        if not token.special:
+            token.special = True
+            library.add_special_tokens([token])
 
 
 def add_token(library: Library, token_id: int, token: AddedToken) -> None:

@@ -294,8 +294,9 @@ class Follower:
         token_id = int(flags.argmax())
         if not matcher.validate_tokens([token_id]):
             text = matcher.compute_ff_bytes().decode(errors="ignore")
-            flags[token_id] = False
-            flags[tokenizer.greedy_tokenize(text)[:1]] = True
+            if begin := tokenizer.greedy_tokenize(text)[:1]:
+                flags[token_id] = False
+                flags[begin] = True
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -42,7 +42,7 @@ def forced(calls: str, schema: Mapping[str, Any] | None = None) -> str:
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a tool's arguments; without one it takes none."""
-    return dict(closed(binding(ANY_OBJECT | (tool.get("parameters") or {"properties": {}}))))
+    return dict(binding(closed(ANY_OBJECT | (tool.get("parameters") or {"properties": {}}))))
 
 
 def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ FORMATS = frozenset(
 
 NEGATED = re.compile(r"(\\.)|\[\^([-\]]?)", re.DOTALL)
 """An escape, passed over, or the begin of a class of all characters but those that follow."""
-SECONDS = "^[0-9T-]*:[0-9]*:[0-5]"
+SECONDS = "^[0-9Tt-]*:[0-9]*:[0-5]"
 """Of a time: llguidance knows a second 60 in every minute, and checks of the format do not."""
 
 
@@ -54,8 +54,7 @@ def binding(schema: Any) -> Any:
         if is_remark or (key == "uniqueItems" and value is False):
             continue
         if key in BY_NAME and isinstance(value, dict):
-            named = kept_pattern if key == "patternProperties" else str
-            shown[key] = {named(name): binding(part) for name, part in value.items()}
+            shown[key] = {name: binding(part) for name, part in value.items()}
         elif key == "pattern" and isinstance(value, str):
             shown[key] = kept_pattern(value)
         elif key in LOWER + UPPER:

@@ -360,3 +360,6 @@ async def test_an_error_of_one_prompt_of_several_says_which(
         error = (await client.post(COMPLETIONS, json=completion(prompt=prompt))).json()["error"]
         assert error["param"] == param and error["message"].endswith("the prompt is empty")
         assert error["message"].startswith("prompt[1]: ") == (param == "prompt[1]")
+    body = {"model": "fake-model", "input": ["a", ""]}
+    error = (await client.post("/v1/embeddings", json=body)).json()["error"]
+    assert (error["param"], error["message"][:10]) == ("input[1]", "input[1]: ")

@@ -184,8 +184,11 @@ def test_control_tokens_in_a_text_are_spelled_by_a_unigram_model_too() -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab</s>"]
     model = Unigram([(piece, -1.0 - i / 999) for i, piece in enumerate(pieces)], 0, True)
     library = Library(model)
-    library.add_special_tokens(["<unk>", "<s>", "</s>"])
+    library.add_special_tokens(["<unk>", "<s>", "</s>", "<|a|>"])
+    library.add_tokens(["<tool_call>"])
     tokenizer = Tokenizer(library)
+    call = list(unpack(tokenizer.encode_guarded(["<tool_call>", "<|a|>", "<tool_call>"])))
+    assert call == [library.token_to_id(one) for one in ("<tool_call>", "<|a|>", "<tool_call>")]
     ids = list(unpack(tokenizer.encode_guarded(["a</s>b", "</s>", "a<s>\u6f22"])))
     pieces_of = [library.id_to_token(i) for i in ids]
     assert ids.count(2) == 1 and not {0, 1} & set(ids)
@@ -237,8 +240,10 @@ def test_a_vocabulary_with_a_hole_loads_without_what_would_fill_it(tmp_path: Pat
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     end = 1 + max(Library.from_str(json.dumps(written)).get_vocab().values())
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": end}))
+    named = {"unk_token": "<unseen>", "extra_special_tokens": ["<pad>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     tokenizer = load_tokenizer(read_model_folder(tmp_path))
-    assert tokenizer is not None and tokenizer.id_of("<pad>") is None
+    assert tokenizer is not None and tokenizer.id_of("<pad>") is tokenizer.id_of("<unseen>") is None
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
