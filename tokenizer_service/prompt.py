@@ -27,8 +27,8 @@ from tokenizer_service.tokenizer import Tokenizer
 
 T = TypeVar("T")
 PRIVATE_USE = range(0xE000, 0xF900)
-LONG_TEXT = 65_536
-"""Characters, that take a tenth of a second or so: such texts wait for each other alone."""
+LONG_TEXT, LONG_TEXTS = 65_536, 2
+"""Characters that take a tenth of a second or so, and threads for such texts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
-        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
+        self._long_texts = ThreadPoolExecutor(LONG_TEXTS, thread_name_prefix="encode-long")
         self._vocab_size = vocab_size
         self._metrics = metrics
 
     def close(self) -> None:
-        """End the thread of long texts; the executor is its owner's."""
+        """End the threads of long texts; the executor is its owner's."""
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def build(self, request: TextRequest) -> Prompt:

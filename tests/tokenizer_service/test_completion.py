@@ -47,7 +47,7 @@ def test_a_window_that_moves_bounds_no_answer() -> None:
 
 def test_an_embedding_has_no_answer_and_needs_no_room_for_one() -> None:
     assert completion().limits(request(limits=Limits(kind=EMBED)), 64, 64).max_tokens == 1
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="64 tokens, but the input has 65"):
         completion().limits(request(limits=Limits(kind=EMBED)), 65, 64)
 
 

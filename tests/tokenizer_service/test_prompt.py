@@ -26,7 +26,7 @@ from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import MARKS, GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
-from tokenizer_service.prompt import LONG_TEXT, PRIVATE_USE, PromptBuilder
+from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PRIVATE_USE, PromptBuilder
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
@@ -89,7 +89,8 @@ async def test_a_short_text_does_not_wait_for_long_ones(executor: ThreadPoolExec
     """A prompt far beyond the context takes seconds before its length is known."""
     is_over = threading.Event()
     prompts = builder(executor)
-    prompts._long_texts.submit(is_over.wait)
+    for _ in range(LONG_TEXTS):
+        prompts._long_texts.submit(is_over.wait)
     long = asyncio.create_task(prompts.build(TextRequest(prompt="b " * LONG_TEXT)))
     try:
         short = await prompts.build(TextRequest(prompt="b " * 99))
