@@ -82,6 +82,16 @@ class ChatTemplate:
         return self._compiled[name]
 
 
+def fault(sources: Mapping[str, str]) -> str:
+    """Return which of the templates cannot be read, and why; "" when all can."""
+    for name, source in sources.items():
+        try:
+            environment().compile(source)
+        except (TemplateError, RecursionError) as error:
+            return f"{name}: {error}"
+    return ""
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox with the filters and functions that published templates use."""
     sandbox = ImmutableSandboxedEnvironment(

@@ -20,6 +20,7 @@ from millrace.loading import port as port_number
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, model_folder, project
 from millrace.project import add_arguments as add_project_arguments
+from tokenizer_service.chat_template import fault
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import load_tokenizer
 from worker.backends.trial import trusted_level
@@ -166,6 +167,8 @@ def model(told: str | Path) -> Finding:
         return Finding("warn", "model", f"{what} has {lacks}")
     if not text.templates:
         return Finding("warn", "model", f"{what} has no chat template: completions only")
+    if why := fault(text.templates):
+        return Finding("warn", "model", f"{what}: no chats, its chat template is wrong: {why}")
     return Finding("ok", "model", what)
 
 

@@ -40,6 +40,12 @@ def test_model_folders(tmp_path: Path) -> None:
     assert "top_p is 7, allowed: a number from 0 to 1" in doctor.model(folder)[2]
     (folder / "generation_config.json").unlink()
     assert doctor.model(folder)[::2] == ("ok", f"{folder} {what}")
+    for template, why in (("{% if %}", "Expected an expression"), ("{{ a|nein }}", "'nein'")):
+        (folder / "chat_template.jinja").write_text(template)
+        level, _, told = doctor.model(folder)
+        assert level == "warn" and "no chats, its chat template is wrong: default: " in told
+        assert why in told
+    (folder / "chat_template.jinja").unlink()
     config = folder / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel"))
     assert doctor.model(folder)[0] == "fail"
