@@ -14,7 +14,7 @@ from api_gateway.echo import EchoedPrompts
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from api_gateway.meter import Meter, Usage, ms, num_output_tokens, usage_of
+from api_gateway.meter import Meter, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import answer_rows, finish_word, ids_of, prompt_ids, stop_reason
 from api_gateway.sessions import Choice
@@ -100,13 +100,12 @@ class EventStream(Stream):
     def _begin(self) -> bytes:
         """Return, for each choice, who speaks, or the prompt's echo."""
         order, chunks, choices = self._order, self._chunks, self._job.choices
-        usage = usage_of(self._job, is_begin=True)
         if order.is_chat:
-            return b"".join(self._chunk(chunks.role(c.index), c, usage) for c in choices)
+            return b"".join(self._chunk(chunks.role(c.index), c, is_begin=True) for c in choices)
         if not order.echoes or order.tells_echo:
             return b""
-        texts = [(choice, order.echoes[choice.prompt]) for choice in choices]
-        return b"".join(self._chunk(chunks.choice(c.index, text), c, usage) for c, text in texts)
+        shown = [(chunks.choice(c.index, order.echoes[c.prompt]), c) for c in choices]
+        return b"".join(self._chunk(one, choice, is_begin=True) for one, choice in shown)
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived: one chunk a choice, and the last one of those that ended well."""
@@ -182,12 +181,12 @@ class EventStream(Stream):
             shown["delta"] = {"content": ""}
         frames.append(self._chunk(shown, choice))
 
-    def _chunk(self, shown: dict[str, Any], choice: Choice, usage: Usage | None = None) -> bytes:
+    def _chunk(self, shown: dict[str, Any], choice: Choice, is_begin: bool = False) -> bytes:
         """Return a chunk, with the ids of a prompt that are to be told, in vLLM's places.
 
         A chat tells them once, beside its choices; a completion in each choice.
         """
-        is_chat, more = self._order.is_chat, self._usage_so_far(usage)
+        is_chat, more = self._order.is_chat, self._usage_so_far(is_begin)
         number = 0 if is_chat else choice.index
         if number in self._untold_prompts and (ids := prompt_ids(self._job, choice.prompt)):
             self._untold_prompts.remove(number)
@@ -243,5 +242,5 @@ class EventStream(Stream):
         shown["stop_reason"] = stop_reason(choice.finish)
         return self._chunk(shown, choice)
 
-    def _usage_so_far(self, usage: Usage | None = None) -> dict[str, Any]:
-        return {"usage": usage or usage_of(self._job)} if self._order.continuous_usage else {}
+    def _usage_so_far(self, is_begin: bool = False) -> dict[str, Any]:
+        return {"usage": usage_of(self._job, is_begin)} if self._order.continuous_usage else {}

@@ -149,6 +149,19 @@ async def test_token_ids_come_back_when_asked_for(client: httpx.AsyncClient) -> 
     assert ids == [100, 101, 102]
 
 
+@pytest.mark.parametrize("includes", [True, False, None])
+async def test_usage_of_each_chunk_comes_with_that_of_the_whole(
+    client: httpx.AsyncClient, includes: bool | None
+) -> None:
+    options = {"include_usage": includes, "continuous_usage_stats": True}
+    for path, body in (("chat/completions", chat()), ("completions", completion(echo=True))):
+        sent = body | {"stream": True, "stream_options": options}
+        stream = events((await client.post(f"/v1/{path}", json=sent)).text)
+        assert all(bool(event.get("usage")) is bool(includes) for event in stream)
+        if includes:
+            assert stream[0]["usage"]["completion_tokens"] == 0
+
+
 async def test_a_prompts_ids_come_with_them(client: httpx.AsyncClient) -> None:
     """Beside the choices of a chat, in each of a completion; in streams with the first chunk."""
     asked: dict[str, Any] = {"n": 2, "return_token_ids": True}

@@ -3,6 +3,10 @@ from __future__ import annotations
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from api_gateway.job import Job
+from api_gateway.meter import Meter
+from api_gateway.metrics import GatewayMetrics
+from protos.tokenizer_pb2 import TextRequest
 from tests.api_gateway.requests import chat, completion
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -23,6 +27,17 @@ async def scraped(client: httpx.AsyncClient) -> dict[str, dict[str, float]]:
             assert labels not in found.setdefault(sample.name, {}), f"{sample.name} twice"
             found[sample.name][labels] = sample.value
     return found
+
+
+def test_tokens_that_come_together_are_each_a_latency() -> None:
+    job, seen = Job([TextRequest(model="m")]), list[float]()
+    meter = Meter(GatewayMetrics(), job, 0.0)
+    meter._observe_itl = seen.append
+    choice = job.choices[0]
+    for num_tokens, now in ((1, 1.0), (1, 2.0), (4, 7.0)):
+        choice.token_ids[:] = bytes(4 * num_tokens)
+        meter.note([choice], now)
+    assert seen == [2.0] * 3
 
 
 async def test_names_labels_and_values(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

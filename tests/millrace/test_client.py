@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from api_gateway.clients import TextClients
 from common import rpc
 from common.errors import InvalidRequest, NotFound, Unavailable
 from engine_core.scheduling.scheduler import Scheduler
@@ -21,7 +22,7 @@ from millrace.params import SamplingParams
 from millrace.processes import free_port
 from millrace.prompts import asked
 from millrace.remote import open_remote
-from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish
+from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish, ModelInfo
 from protos.tokenizer_pb2 import TextRequest
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
 from protos.worker import ExecutePlan, StepResult
@@ -229,6 +230,17 @@ async def test_another_model_is_not_found(folder: Path) -> None:
         address = client._clients.tokenizers  # type: ignore[attr-defined]
         with pytest.raises(NotFound, match="'other' is not served there; served: \\['tiny'\\]"):
             await open_remote(address, "other")
+
+
+async def test_an_alias_opens_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with remote(folder) as client:
+        address = client._clients.tokenizers  # type: ignore[attr-defined]
+        info = ModelInfo(id="tiny", aliases=["little"], max_model_len=64)
+        monkeypatch.setattr(TextClients, "models", lambda self: [info])
+        for name in ("little", "tiny", None):
+            other = await open_remote(address, name)
+            assert other.model == "tiny"
+            await other.close()
 
 
 async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
