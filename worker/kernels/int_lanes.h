@@ -58,7 +58,7 @@ inline Ints store_activations(Activation* to, const Lanes (&scaled)[4], Ints sum
 
 #elif LANES_LEVEL == 256
 // No instruction here multiplies bytes without saturation; words in pairs it is. Half bytes are small
-// enough for the one that would saturate, see `linear_int_halves_body.h`.
+// enough for the one that would saturate, see `linear_int_words_body.h`.
 using Activation = int16_t;
 struct Ints {
   __m256i v, w;
@@ -109,14 +109,21 @@ inline Ints store_activations(int8_t* to, const Lanes (&scaled)[4], Ints sum, bo
   }
   return sum;
 }
+// Sums by hand: gcc 12 makes all the products first, has no registers for them, and keeps sums in memory.
+inline void add_ints(__m256i& sum, __m256i products) {
+  asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
+}
+inline void add_words(__m256i& sum, __m256i products) {
+  asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products));
+}
 inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {
   int32_t even, odd;
   memcpy(&even, x, sizeof even), memcpy(&odd, x + 2, sizeof odd);
   __m256i e = _mm256_set1_epi32(even), o = _mm256_set1_epi32(odd);
-  sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.even_v, e));
-  sum.w = _mm256_add_epi32(sum.w, _mm256_madd_epi16(weights.even_w, e));
-  sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.odd_v, o));
-  sum.w = _mm256_add_epi32(sum.w, _mm256_madd_epi16(weights.odd_w, o));
+  add_ints(sum.v, _mm256_madd_epi16(weights.even_v, e));
+  add_ints(sum.w, _mm256_madd_epi16(weights.even_w, e));
+  add_ints(sum.v, _mm256_madd_epi16(weights.odd_v, o));
+  add_ints(sum.w, _mm256_madd_epi16(weights.odd_w, o));
   return sum;
 }
 
@@ -137,17 +144,17 @@ inline Halves high_halves(const uint8_t* line) {
   return {_mm256_and_si256(_mm256_srli_epi16(half_line(line), 4), low),
           _mm256_and_si256(_mm256_srli_epi16(half_line(line + 32), 4), low)};
 }
-// The sums by hand: gcc 12 makes all the products first, and has no registers for them.
-inline Words add_pairs(Words sum, Halves weights, const int8_t* x) {
+inline Words pairs(Halves weights, const int8_t* x) {
   int32_t four;
   memcpy(&four, x, sizeof four);
   __m256i inputs = _mm256_set1_epi32(four);
-  __m256i v = _mm256_maddubs_epi16(weights.v, inputs), w = _mm256_maddubs_epi16(weights.w, inputs);
-  asm("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(v));
-  asm("vpaddw %1, %0, %0" : "+x"(sum.w) : "x"(w));
+  return {_mm256_maddubs_epi16(weights.v, inputs), _mm256_maddubs_epi16(weights.w, inputs)};
+}
+inline Words add(Words sum, Words products) {
+  add_words(sum.v, products.v), add_words(sum.w, products.w);
   return sum;
 }
-inline Ints add_words(Ints sum, Words words) {
+inline Ints add_whole(Ints sum, Words words) {
   __m256i ones = _mm256_set1_epi16(1);
   return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(words.v, ones)),
           _mm256_add_epi32(sum.w, _mm256_madd_epi16(words.w, ones))};

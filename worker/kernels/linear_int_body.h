@@ -190,15 +190,6 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #pragma GCC unroll 4
           for (int p = 0; p < PANELS; p++) __builtin_prefetch(line + p * t.panel_stride + SOON);
       }
-#if LANES_LEVEL == 256
-      // Sixteen registers hold the words of one panel beside the sums.
-#pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) {
-        Bytes weights = bytes(line + p * t.panel_stride);
-#pragma GCC unroll 16
-        for (int m = 0; m < ROWS; m++) sums[m][p] = dot(sums[m][p], weights, x + CHUNK * m);
-      }
-#else
       Bytes weights[PANELS];
       if constexpr (W::LINE_INPUTS == 4) {
 #pragma GCC unroll 4
@@ -219,7 +210,6 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
         }
       }
       add_products(sums, weights, x);
-#endif
       x += 4, line += 64;
       if (KEEP) kept += 64;
     }
@@ -231,7 +221,7 @@ inline __attribute__((always_inline)) void add_group(IntTile& t, int64_t g) {
 #if LANES_LEVEL == 512
 #include "linear_int_panel_body.h"
 #elif LANES_LEVEL == 256
-#include "linear_int_halves_body.h"
+#include "linear_int_words_body.h"
 #endif
 
 template <class W, int ROWS, int PANELS, bool KEEP>
@@ -239,14 +229,13 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
 #if LANES_LEVEL == 512
   if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS, ONCE>(t);
 #endif
-  for (int64_t g = 0; g < t.num_groups; g++) {
+  for (int64_t g = 0; g < t.num_groups; g++)
 #if LANES_LEVEL == 256
-    if constexpr (W::FORMAT == Format::INT4)
-      add_group_of_halves<ROWS, PANELS>(t, g);
-    else
+    W::FORMAT == Format::INT4 ? add_group_of_halves<ROWS, PANELS>(t, g)
+                              : add_group_of_words<ROWS, PANELS>(t, g);
+#else
+    add_group<W, ROWS, PANELS, KEEP>(t, g);
 #endif
-      add_group<W, ROWS, PANELS, KEEP>(t, g);
-  }
 }
 
 // One tile over all panels of a piece, side by side while as many are left.
