@@ -27,6 +27,7 @@ from api_gateway.endpoints.chat import ChatCompletions
 from api_gateway.endpoints.completions import Completions
 from api_gateway.endpoints.convert import Convert
 from api_gateway.endpoints.embeddings import Embeddings
+from api_gateway.endpoints.messages import Messages
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.endpoints.responses import Responses
@@ -78,6 +79,7 @@ class Gateway:
             chat=ChatCompletions(pipeline, door),
             completions=Completions(pipeline, door, calls),
             responses=Responses(pipeline, door),
+            messages=Messages(pipeline, door),
             embeddings=Embeddings(pipeline, door),
             convert=Convert(calls, door),
             models=Models(self.clients),

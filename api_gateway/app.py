@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from api_gateway.anthropic.objects import error_object as anthropic_error
 from api_gateway.asgi import Call, Receive, Scope, Send
 from api_gateway.auth import KeyFile, OpenDoor
 from api_gateway.endpoints.cache import Cache
@@ -17,6 +18,7 @@ from api_gateway.endpoints.chat import ChatCompletions
 from api_gateway.endpoints.completions import Completions
 from api_gateway.endpoints.convert import Convert
 from api_gateway.endpoints.embeddings import Embeddings
+from api_gateway.endpoints.messages import Messages
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
 from api_gateway.endpoints.responses import Responses
@@ -24,7 +26,7 @@ from api_gateway.errors import error_headers, error_object
 from api_gateway.health import Health
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.openapi import OpenApi
-from api_gateway.routing import Route, Router
+from api_gateway.routing import Route, Router, Tell
 from api_gateway.scrape import Scrape
 from api_gateway.ui_files import UiFiles
 from common.errors import Forbidden, Internal, ServiceError
@@ -40,6 +42,7 @@ class Endpoints:
     chat: ChatCompletions
     completions: Completions
     responses: Responses
+    messages: Messages
     embeddings: Embeddings
     convert: Convert
     models: Models
@@ -57,10 +60,17 @@ def routes(to: Endpoints) -> list[Route]:
         Route("POST", "/v1/chat/completions", to.chat.create),
         Route("POST", "/v1/completions", to.completions.create),
         Route("POST", "/v1/responses", to.responses.create),
+        Route("POST", "/v1/messages", to.messages.create, tell_error=anthropic_error),
         Route("POST", "/v1/embeddings", to.embeddings.create),
         Route("POST", "/v1/chat/completions/input_tokens", to.convert.count_chat),
         Route("POST", "/v1/completions/input_tokens", to.convert.count_completion),
         Route("POST", "/v1/responses/input_tokens", to.convert.count_response),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            to.convert.count_messages,
+            tell_error=anthropic_error,
+        ),  # fmt: skip
         Route("POST", "/tokenize", to.convert.tokenize),
         Route("POST", "/detokenize", to.convert.detokenize),
         Route("POST", "/apply-template", to.convert.apply_template),
@@ -101,10 +111,11 @@ class App:
             return
         call = Call(scope, receive, send)
         route_name = "other"
+        tell_error: Tell = error_object
         try:
             bad_request_id = call.take_request_id()
             route, call.params = self._router.find(call.method, call.path)
-            route_name = route.path
+            route_name, tell_error = route.path, route.tell_error
             if not route.is_public:
                 if bad_request_id is not None:
                     raise bad_request_id
@@ -113,23 +124,23 @@ class App:
                 raise Forbidden("this route is for keys of the tenant admin", code="not_admin")
             await route.endpoint(call)
         except ServiceError as error:
-            await self._refuse(call, error)
+            await self._refuse(call, error, tell_error)
         except Exception:
             log.exception("request failed", extra={"request_id": call.request_id})
-            await self._refuse(call, Internal("the gateway failed on this request"))
+            await self._refuse(call, Internal("the gateway failed on this request"), tell_error)
         finally:
             self._metrics.note_call(route_name, call.method, call.status)
             if call.report is not None:
                 self._log(call, route_name)
 
-    async def _refuse(self, call: Call, error: ServiceError) -> None:
+    async def _refuse(self, call: Call, error: ServiceError, tell: Tell) -> None:
         """Answer with the error's own status, unless the reply has begun."""
         if call.report is not None:
             call.report["code"] = error.code or type(error).__name__
         self._metrics.rejections.labels(type(error).__name__).inc()
         if call.status:
             raise error
-        body = error_object(error, call.request_id)
+        body = tell(error, call.request_id)
         await call.reply_json(error.http_status, body, error_headers(error))
 
     def _log(self, call: Call, route_name: str) -> None:

@@ -11,6 +11,7 @@ import orjson
 
 from api_gateway import reply_schema as replies
 from api_gateway import schema
+from api_gateway.anthropic.schema import MessagesRequest, Prompted
 from api_gateway.asgi import Call
 from api_gateway.health import build_version
 from api_gateway.messages import RESERVED_KWARGS, TEXTS
@@ -35,6 +36,7 @@ class Operation:
     is_public: bool = False
     other_status: int | None = None
     """A second status with the same reply."""
+    error: type = replies.ErrorReply
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -47,6 +49,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Answer a conversation, in OpenAI's newer form", replies.ResponseReply, ResponseRequest,
         is_streamable=True,
+    ),
+    ("POST", "/v1/messages"): Operation(
+        "Answer a conversation, in Anthropic's form", replies.MessageReply, MessagesRequest,
+        is_streamable=True, error=replies.MessageErrorReply,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Count a conversation's tokens, in Anthropic's form", replies.MessageTokens, Prompted,
+        error=replies.MessageErrorReply,
     ),
     ("POST", "/v1/embeddings"): Operation(
         "Turn inputs into vectors", replies.EmbeddingsReply, schema.EmbeddingRequest
@@ -104,6 +114,7 @@ def text(max_chars: int) -> Schema:
 
 ID_LISTS = {"items": {"anyOf": [{"type": "string"}, TOKEN_ID, {
     "type": "array", "minItems": 1, "items": TOKEN_ID}]}, "minItems": 1}  # fmt: skip
+STOPS = {"maxItems": limits.MAX_STOP_STRINGS, "items": text(limits.MAX_STOP_STRING_CHARS)}
 RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
@@ -118,13 +129,8 @@ RULES: dict[str, dict[str, Schema]] = {
     "prompt_cache_key": {"string": {"maxLength": limits.MAX_NOTE_CHARS}},
     "safety_identifier": {"string": {"maxLength": limits.MAX_NOTE_CHARS}},
     "request_id": {"string": word("[A-Za-z0-9_.:-]", limits.MAX_REQUEST_ID_CHARS)},
-    "stop": {
-        "string": text(limits.MAX_STOP_STRING_CHARS),
-        "array": {
-            "maxItems": limits.MAX_STOP_STRINGS,
-            "items": text(limits.MAX_STOP_STRING_CHARS),
-        },
-    },
+    "stop": {"string": text(limits.MAX_STOP_STRING_CHARS), "array": STOPS},
+    "stop_sequences": {"array": STOPS},
     "stop_token_ids": {"array": {"maxItems": limits.MAX_STOP_TOKEN_IDS, **TOKEN_IDS}},
     "allowed_token_ids": {
         "array": {"minItems": 1, "maxItems": limits.MAX_ALLOWED_TOKEN_IDS, **TOKEN_IDS}
@@ -169,6 +175,7 @@ RULES: dict[str, dict[str, Schema]] = {
         "integer": {"minimum": 0, "maximum": int(limits.LIMITS["max_tokens"].high)}
     },
     "Function.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
+    "OfferedTool.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "JsonSchema.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "Message.content": {"array": {
         "maxItems": limits.MAX_CONTENT_PARTS,
@@ -194,10 +201,10 @@ class OpenApi:
 
 def document() -> Schema:
     """Return the whole document."""
-    types: set[type] = {replies.ErrorReply}
+    types: set[type] = set()
     for operation in OPERATIONS.values():
         bodies = (operation.body, operation.other_body)
-        types |= {operation.reply, *(body for body in bodies if body is not None)}
+        types |= {operation.reply, operation.error, *(body for body in bodies if body is not None)}
     ordered = sorted(types, key=lambda cls: cls.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=REF)
     for name, described in components.items():
@@ -247,7 +254,7 @@ def described_operation(path: str, operation: Operation) -> Schema:
         shown |= content({"type": "string"}, "text/event-stream")
     errors = [500] if operation.is_public else ERRORS
     responses = {
-        str(status): {"description": "An error", "content": content(ref(replies.ErrorReply))}
+        str(status): {"description": "An error", "content": content(ref(operation.error))}
         for status in errors
     }
     responses["200"] = {"description": "The reply", "content": shown}

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from api_gateway import unserved
+from api_gateway.anthropic.schema import MessagesRequest, Prompted
 from api_gateway.messages import drop_beside_texts
 from api_gateway.responses.schema import ResponseRequest
 from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -23,6 +24,8 @@ UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
     ChatRequest: unserved.CHAT,
     CompletionRequest: unserved.COMPLETION,
     ResponseRequest: unserved.RESPONSE,
+    MessagesRequest: unserved.MESSAGES,
+    Prompted: unserved.MESSAGES,
     EmbeddingRequest: unserved.ROUTING,
 }
 _decode = msgspec.json.Decoder().decode

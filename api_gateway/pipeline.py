@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from api_gateway.anthropic.reply import MessageStream, WholeMessage
 from api_gateway.asgi import Call, Receive
 from api_gateway.chunks import Chunks
 from api_gateway.clients import TextClients
@@ -27,9 +28,13 @@ from api_gateway.watch import CANCELLED, DEADLINE, GONE, IDLE, SHUTDOWN, Vigil, 
 from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
 from protos.common_pb2 import LENGTH, STOPPED
 
-Reply = WholeReply | EventStream | EmbeddingReply | WholeResponse | ResponseStream
+Reply = (
+    WholeReply | EventStream | EmbeddingReply | WholeResponse | ResponseStream | WholeMessage
+    | MessageStream
+)  # fmt: skip
 INPUT_FIELDS = {
     Kind.CHAT: "messages", Kind.TEXT: "prompt", Kind.EMBEDDING: "input", Kind.RESPONSE: "input",
+    Kind.MESSAGE: "messages",
 }  # fmt: skip
 
 
@@ -94,6 +99,10 @@ class Pipeline:
     def _reply(self, call: Call, order: Order, job: Job, vigil: Vigil) -> Reply:
         if order.kind is Kind.EMBEDDING:
             return EmbeddingReply(call, order)
+        if order.kind is Kind.MESSAGE:
+            if not order.is_stream:
+                return WholeMessage(call, order)
+            return MessageStream(call, order, job, vigil, self._metrics)
         created, fingerprint = int(time.time()), self._clients.fingerprint()
         if order.kind is Kind.RESPONSE:
             if not order.is_stream:

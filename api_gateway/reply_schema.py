@@ -168,6 +168,50 @@ class ResponseReply(msgspec.Struct):
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
+class MessageUsage(msgspec.Struct):
+    """The three parts of the input add up; nothing is counted as written to the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageReply(msgspec.Struct):
+    """An answer in Anthropic's form."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+    ]
+    stop_sequence: str | None
+    usage: MessageUsage
+    timings: Timings
+
+
+class MessageTokens(msgspec.Struct):
+    input_tokens: int
+
+
+class MessageError(msgspec.Struct):
+    """What went wrong, in Anthropic's words and ours."""
+
+    type: str
+    message: str
+    param: str | None
+    code: str | None
+
+
+class MessageErrorReply(msgspec.Struct):
+    type: Literal["error"]
+    error: MessageError
+    request_id: str
+
+
 class Vector(msgspec.Struct):
     """One input's embedding: numbers, or base64 of float32."""
 

@@ -33,6 +33,7 @@ class Kind(Enum):
     TEXT = "text"
     EMBEDDING = "embedding"
     RESPONSE = "response"
+    MESSAGE = "message"
 
 
 @dataclass(frozen=True, slots=True)

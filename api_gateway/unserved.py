@@ -74,6 +74,18 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
     "store": _OFF,
 }
+CLEAR_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+MESSAGES: dict[str, tuple[Any, ...]] = {
+    "container": _NOTHING,
+    "context_management": (*_EMPTY, {"edits": []}, {"edits": [CLEAR_THINKING]}),
+    "diagnostics": _EMPTY,
+    "inference_geo": _NOTHING,
+    "mcp_servers": _EMPTY,
+    "service_tier": (None, "auto", "standard_only"),
+    "speed": (None, "standard"),
+    "user_profile_id": _NOTHING,
+    "workspace_id": _NOTHING,
+}
 COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
     "add_special_tokens": (None, True),

@@ -99,6 +99,8 @@ class Completion:
             limits.max_tokens = 1  # the least that the engine takes; none is drawn
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
+        elif request.limits.max_tokens > room and request.text.cut_max_tokens:
+            limits.max_tokens = room
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
             raise InvalidRequest(
                 f"{context}, the prompt has {num_prompt_tokens}, and max_tokens is "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from api_gateway.anthropic.schema import Prompted
+from api_gateway.anthropic.translate import order_messages
 from api_gateway.asgi import Call
 from api_gateway.checks import check_count, check_token_ids, refuse
 from api_gateway.door import Door
@@ -94,9 +96,20 @@ class Convert:
             body = await self._door.read(call, ResponseRequest)
             await self._count(call, order_response(body, await self._door.caller(call, body.model)))
 
+    async def count_messages(self, call: Call) -> None:
+        """Answer how many tokens the prompt of Anthropic's request has, in its words."""
+        with self._door.admission.enter():
+            body = await self._door.read(call, Prompted)
+            order = order_messages(body, await self._door.caller(call, body.model))
+            reply = await self._prompt(order)
+            await call.reply_json(200, {"input_tokens": len(ids_of(reply.token_ids))})
+
     async def _count(self, call: Call, order: Order) -> None:
+        await self._reply_count(call, [await self._prompt(order)])
+
+    async def _prompt(self, order: Order) -> ConvertReply:
         asked = ConvertRequest(model=order.model, chat=order.requests[0].chat)
-        await self._reply_count(call, [await self._calls.convert(asked)])
+        return await self._calls.convert(asked)
 
     async def count_completion(self, call: Call) -> None:
         """Answer how many tokens the prompts of a completion request have together."""

@@ -16,7 +16,7 @@ from api_gateway.validation import check_chat, check_completion
 from common.errors import NotFound
 from protos.tokenizer_pb2 import ConvertRequest, TextRequest
 
-PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 class Requests:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from api_gateway.checks import check_count, refuse
-from api_gateway.parsing import explained
+from api_gateway.items import typed
 from api_gateway.responses.schema import (
     ITEMS,
     CallItem,
@@ -18,7 +18,6 @@ from api_gateway.responses.schema import (
     ResponseRequest,
 )
 from api_gateway.schema import FunctionCall, Message, ToolCall
-from common.errors import InvalidRequest
 from protos import limits
 
 TEXTS = {
@@ -93,22 +92,8 @@ class Gathering:
 
 def item_of(raw: dict[str, Any], param: str) -> Item:
     """Return an item by its type; without one it is a message."""
-    kind = raw.get("type") or "message"
-    cls = ITEMS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise refuse(
-            f"{param}: items of type {str(kind)[:40]!r} are not supported: nothing is stored here, "
-            f"and the tools are functions; allowed: {', '.join(ITEMS)}",
-            f"{param}.type",
-            "unsupported_content",
-        )
-    try:
-        return msgspec.convert(raw, cls)
-    except msgspec.ValidationError as error:
-        why = explained(str(error), cls)
-        inner = f"{param}.{why.param}" if why.param else param
-        message = why.message if why.param is None else f"{param}.{why.message}"
-        raise InvalidRequest(message, param=inner, code=why.code) from error
+    why = "nothing is stored here, and the tools are functions"
+    return typed(raw, ITEMS, param, why, default="message")
 
 
 def text_of(content: str | list[dict[str, Any]], param: str) -> str:

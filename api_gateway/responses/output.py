@@ -1,7 +1,4 @@
-"""The output of a response as it grows: items opened, added to and closed, and the events of it.
-
-At most one item is open. Replies in one piece go the same way and pass the events over.
-"""
+"""The items of a response as they grow, and the events of that."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Any
 
 import orjson
 
-from api_gateway.answers import Said
 from api_gateway.responses.objects import (
     Head,
     Shown,
@@ -20,7 +16,7 @@ from api_gateway.responses.objects import (
     text_part,
 )
 
-IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+IN_PROGRESS = "in_progress"
 
 
 class Events:
@@ -68,7 +64,7 @@ class Thoughts:
             "content_part.added", part=part
         )
 
-    def add(self, text: str) -> bytes:
+    def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
         self._text += text
         return self._place.of_part("reasoning_text.delta", delta=text)
 
@@ -93,7 +89,7 @@ class Speech:
             "content_part.added", part=text_part("", [])
         )
 
-    def add(self, text: str, logprobs: Sequence[Shown]) -> bytes:
+    def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
         self._text += text
         self._logprobs += logprobs
         return self._place.of_part("output_text.delta", delta=text, logprobs=logprobs)
@@ -118,9 +114,9 @@ class Called:
     def begin(self) -> bytes:
         return self._place.of_item("added", self._item(IN_PROGRESS))
 
-    def add(self, arguments: str) -> bytes:
-        self._arguments += arguments
-        return self._place.of_call("delta", delta=arguments)
+    def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
+        self._arguments += text
+        return self._place.of_call("delta", delta=text)
 
     def end(self, status: str) -> tuple[bytes, Shown]:
         item = self._item(status)
@@ -131,73 +127,21 @@ class Called:
         return call_item(self._place.id, self._call_id, self._name, self._arguments, status)
 
 
-class Output:
-    """What one response has come to. `items` are those that are closed."""
+class Items:
+    """Opens the items of a response."""
 
     def __init__(self, head: Head, events: Events) -> None:
-        self.items: list[Shown] = []
         self._head = head
         self._events = events
-        self._open: Thoughts | Speech | Called | None = None
-        self._logprobs: list[Shown] = []  # of text that is withheld
 
-    def take(self, said: Said, logprobs: Sequence[Shown]) -> bytes:
-        """Take what was said; return the events."""
-        told, parts = b"", list(said.parts)
-        self._logprobs += logprobs
-        first = parts[0] if parts else ""
-        if isinstance(first, dict) and "id" not in first:  # of the call that is open
-            told += self._call(first)
-            parts.pop(0)
-        if said.thoughts:
-            if not isinstance(self._open, Thoughts):
-                told += self._begin(Thoughts(self._place("rs")))
-            assert isinstance(self._open, Thoughts)
-            told += self._open.add(said.thoughts)
-        for part in parts:
-            told += self._speak(part) if isinstance(part, str) else self._call(part)
-        return told
+    def thoughts(self, index: int) -> Thoughts:
+        return Thoughts(self._place("rs", index))
 
-    def end(self, status: str) -> bytes:
-        """Close what is open; a response without items says nothing in a message."""
-        told = b""
-        if self._open is None and not self.items or self._logprobs and self._is_speaking():
-            told += self._speak("")
-        return told + self._close(status)
+    def speech(self, index: int) -> Speech:
+        return Speech(self._place("msg", index))
 
-    def cut(self) -> bytes:
-        """Close what is open, unfinished."""
-        return self._close(INCOMPLETE)
+    def call(self, index: int, call_id: str, name: str) -> Called:
+        return Called(self._place("fc", index), call_id, name)
 
-    def _is_speaking(self) -> bool:
-        return isinstance(self._open, Speech)
-
-    def _speak(self, text: str) -> bytes:
-        told = b"" if self._is_speaking() else self._begin(Speech(self._place("msg")))
-        assert isinstance(self._open, Speech)
-        logprobs, self._logprobs = self._logprobs, []
-        return told + self._open.add(text, logprobs)
-
-    def _call(self, chunk: Shown) -> bytes:
-        told, function = b"", chunk["function"]
-        if "id" in chunk:
-            told = self._begin(Called(self._place("fc"), chunk["id"], function["name"]))
-        assert isinstance(self._open, Called)
-        return told + (self._open.add(function["arguments"]) if function["arguments"] else b"")
-
-    def _begin(self, item: Thoughts | Speech | Called) -> bytes:
-        told = self._close(COMPLETED)
-        self._open = item
-        return told + item.begin()
-
-    def _place(self, kind: str) -> Place:
-        index = len(self.items) + (self._open is not None)
+    def _place(self, kind: str, index: int) -> Place:
         return Place(self._events, self._head.item_id(kind, index), index)
-
-    def _close(self, status: str) -> bytes:
-        if self._open is None:
-            return b""
-        told, item = self._open.end(status)
-        self.items.append(item)
-        self._open = None
-        return told

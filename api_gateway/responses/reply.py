@@ -10,9 +10,10 @@ from api_gateway.job import Job
 from api_gateway.logprobs import chat_logprobs
 from api_gateway.meter import Meter, usage_of
 from api_gateway.metrics import GatewayMetrics
+from api_gateway.output import COMPLETED, INCOMPLETE, Output
 from api_gateway.replies import OnePiece, answer_rows
 from api_gateway.responses.objects import Head, Shown, failure, usage_object
-from api_gateway.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, Events, Output
+from api_gateway.responses.output import IN_PROGRESS, Events, Items
 from api_gateway.sessions import Choice
 from api_gateway.sse import Stream
 from api_gateway.translate import Order
@@ -27,7 +28,7 @@ class Telling:
     def __init__(self, call: Call, order: Order, created: int) -> None:
         self.head = Head(call.request_id, created, order.model, order.asked or {})
         self.events = Events()
-        self.output = Output(self.head, self.events)
+        self.output = Output(Items(self.head, self.events))
         self._order = order
         self._request_id = call.request_id
         self._answer: Answer | None = None
@@ -47,7 +48,7 @@ class Telling:
         told = self.output.end(status)
         details = {"reason": "max_output_tokens"} if was_cut else None
         more = {"usage": usage_object(usage_of(job)), "timings": meter.timings()}
-        items = self.output.items
+        items = self.output.blocks
         return told, self.head.response(status, items, incomplete_details=details, **more)
 
 
@@ -99,5 +100,5 @@ class ResponseStream(Stream):
         telling = self._telling
         more = {"error": failure(error), "usage": usage_object(usage_of(self._job))}
         told = telling.output.cut()
-        response = telling.head.response("failed", telling.output.items, **more)
+        response = telling.head.response("failed", telling.output.blocks, **more)
         await self.send(told + telling.events.event("failed", response=response), more_body=False)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from api_gateway.checks import check_bound, refuse
+from api_gateway.own_words import own_words
 from api_gateway.responses.conversation import messages_of
 from api_gateway.responses.schema import ResponseNamedTool, ResponseRequest, TextFormat
 from api_gateway.schema import (
@@ -25,7 +23,6 @@ from api_gateway.schema import (
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
-from common.errors import InvalidRequest
 
 SAME = (
     "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
@@ -42,7 +39,6 @@ OWN_NAMES = (
     ("messages", "input"),
     (".function", ""),
 )
-"""Of fields, in the words of a chat request and in those of the client."""
 
 
 def chat_of(body: ResponseRequest) -> ChatRequest:
@@ -59,7 +55,7 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
         response_format=response_format_of(body.text.format if body.text else None),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
-    with in_own_words():
+    with own_words(OWN_NAMES):
         check_chat(chat)
     return chat
 
@@ -67,7 +63,7 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
 def order_response(body: ResponseRequest, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
     chat = chat_of(body)
-    with in_own_words():
+    with own_words(OWN_NAMES):
         order = order_chat(chat, caller)
     field = "text.format" if order.grammar_field == RESPONSE else order.grammar_field
     return replace(
@@ -77,24 +73,6 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
         length_field="max_output_tokens",
         asked=asked_of(body),
     )
-
-
-@contextmanager
-def in_own_words() -> Iterator[None]:
-    """Let errors of a chat request name the fields of the request for a response."""
-    try:
-        yield
-    except InvalidRequest as error:
-        param = renamed(error.param or "") or None
-        raise InvalidRequest(renamed(error.message), param=param, code=error.code) from error
-
-
-def renamed(text: str) -> str:
-    """Return `text` with fields in the client's words; quoted names and parts of names stay."""
-    for theirs, own in OWN_NAMES:
-        before = r"(?<![\w'-])" if theirs[0] != "." else ""
-        text = re.sub(rf"{before}{re.escape(theirs)}(?![\w'-])", own, text)
-    return text
 
 
 def tools_of(body: ResponseRequest) -> list[Tool] | None:

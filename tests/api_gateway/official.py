@@ -1,4 +1,7 @@
-"""OpenAI's own schemas, held against every reply that passes a test's client."""
+"""What every reply that passes a test's client is held against.
+
+OpenAI's own schemas, the types of its client, and those of Anthropic's.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -23,6 +27,8 @@ REPLIES = {
     "/v1/models": "ListModelsResponse",
 }
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MESSAGE_EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+MESSAGES = "/v1/messages"
 CHUNKS = {**REPLIES, "/v1/chat/completions": "CreateChatCompletionStreamResponse"}
 
 
@@ -74,15 +80,33 @@ def check_response(body: bytes) -> None:
         assert EVENTS.validate_json(data).sequence_number == number
 
 
+def check_message(status: int, body: bytes) -> None:
+    """Hold a message, the events of one, or an error against the types of Anthropic's client."""
+    if status >= 400:
+        told = json.loads(body)
+        assert told["type"] == "error" and told["error"]["type"] and told["error"]["message"]
+    elif body.startswith(b'{"input_tokens'):
+        assert isinstance(json.loads(body)["input_tokens"], int)
+    elif body.startswith(b"{"):
+        Message.model_validate_json(body)
+    for kind, data in re.findall(r"event: (\S+)\ndata: (.*)\n\n", body.decode()):
+        if kind not in ("ping", "error"):
+            assert MESSAGE_EVENTS.validate_json(data).type == kind
+
+
 async def verify(reply: httpx.Response) -> None:
-    """Hold one whole reply against its schema; strangers have none."""
-    if reply.request.url.path == "/v1/responses" and reply.status_code == 200:
-        check_response(await reply.aread())
-        return
-    if not FILE.exists():
-        return
-    body = await reply.aread()
-    path = reply.request.url.path
+    """Hold one whole reply against what its route's clients read."""
+    body, path = await reply.aread(), reply.request.url.path
+    if path.startswith(MESSAGES):
+        check_message(reply.status_code, body)
+    elif path == "/v1/responses" and reply.status_code == 200:
+        check_response(body)
+    elif FILE.exists():  # strangers have none
+        check_reply(path, reply, body)
+
+
+def check_reply(path: str, reply: httpx.Response, body: bytes) -> None:
+    """Hold a reply against OpenAI's schema of its route."""
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         for frame in body.decode().split("\n\n"):
             data = frame.rpartition("data: ")[2]

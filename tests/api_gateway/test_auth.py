@@ -37,7 +37,12 @@ def test_each_key_has_its_tenant(file: Path) -> None:
     keys = KeyFile(file)
     assert keys.tenant_of(bearer("sk-a")) == "team-a"
     assert keys.tenant_of({b"authorization": b"bearer  sk-b"}) == "team-b"
-    refused = ({}, bearer("sk-c"), bearer(""), bearer(digest("sk-a")), {b"authorization": b"sk-a"})
+    assert keys.tenant_of({b"x-api-key": b"sk-b"}) == "team-b"
+    assert keys.tenant_of({b"x-api-key": b"sk-b", **bearer("sk-a")}) == "team-a"
+    refused = (
+        {}, bearer("sk-c"), bearer(""), bearer(digest("sk-a")), {b"authorization": b"sk-a"},
+        {b"x-api-key": b"sk-c"}, {b"x-api-key": b" "}, {b"x-api-key": b"sk-a", **bearer("sk-c")},
+    )  # fmt: skip
     for headers in refused:
         with pytest.raises(Unauthorized):
             keys.tenant_of(headers)

@@ -14,11 +14,12 @@ import pytest
 
 from api_gateway.__main__ import Gateway
 from api_gateway.answers import CallReader, Said
+from api_gateway.output import INCOMPLETE, Output
 from api_gateway.parsers.calls import Offer
 from api_gateway.responses.objects import Head
-from api_gateway.responses.output import INCOMPLETE, Events, Output
+from api_gateway.responses.output import Events, Items
 from api_gateway.tools import FORMATS, ToolPlan
-from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
+from protos.common_pb2 import ERROR, LENGTH, Grammar
 from tests.api_gateway.conftest import in_process, running, serving
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream, echo
@@ -131,12 +132,12 @@ async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -
 
 def test_a_call_goes_on_before_what_follows_it() -> None:
     """What is left of its arguments may come together with text behind it."""
-    output = Output(Head("r", 0, MODEL, {}), Events())
+    output = Output(Items(Head("r", 0, MODEL, {}), Events()))
     begun = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}
     output.take(Said(parts=[begun]), [])
     output.take(Said("hm", [{"index": 0, "function": {"arguments": ": 1}"}}, "more"]), [])
     output.end(INCOMPLETE)
-    call, _, message = output.items
+    call, _, message = output.blocks
     assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
     assert (message["content"][0]["text"], message["status"]) == ("more", "incomplete")
 
@@ -145,15 +146,14 @@ def test_a_call_goes_on_before_what_follows_it() -> None:
 def test_items_stand_in_the_order_of_the_text(cuts: tuple[int, ...]) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\nDone.'
     plan = ToolPlan(FORMATS["hermes"], Offer(frozenset({"f"})), "", False)
-    reader, output = CallReader(plan, "r", 0), Output(Head("r", 0, MODEL, {}), Events())
+    reader, output = CallReader(plan, "r", 0), Output(Items(Head("r", 0, MODEL, {}), Events()))
     for start, stop in pairwise((0, *cuts, len(text))):
         output.take(Said(parts=reader.read(text[start:stop], stop == len(text))), [])
     output.end("completed")
-    assert [item["type"] for item in output.items] == ["function_call", "message"]
+    assert [item["type"] for item in output.blocks] == ["function_call", "message"]
 
 
 async def test_thoughts_come_first(fake: FakeTokenizer) -> None:
-    fake.models = [ModelInfo(id=MODEL, max_model_len=4096, reasoning_format="think_tags")]
     fake.script = saying(("hm", 1), (" so", 1), ("Yes.", 0))
     async with running(fake.address) as gateway, in_process(gateway) as client:
         events = await both(client, ask(reasoning={"effort": "low", "summary": "auto"}))

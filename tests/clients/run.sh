@@ -26,7 +26,7 @@ print(json.load(u.urlopen(sys.argv[1] + "/models"))["data"][0]["id"])' "$OPENAI_
 export OPENAI_BASE_URL MILLRACE_MODEL OPENAI_API_KEY="${OPENAI_API_KEY:-none}"
 
 failed=0
-for script in openai_python litellm_client langchain_client instructor_client; do
+for script in openai_python anthropic_python litellm_client langchain_client instructor_client; do
   if (cd "$here" && "$build/venv/bin/python" "$script.py" >"$build/$script.log" 2>&1); then
     echo "ok      $script"
   else

@@ -125,6 +125,16 @@ def test_max_tokens_beyond_the_room_is_refused() -> None:
     assert caught.value.param == "max_tokens"
 
 
+@pytest.mark.parametrize(("wanted", "drawn"), [(5, 5), (54, 54), (55, 54), (32_000, 54)])
+def test_max_tokens_beyond_the_room_are_cut_where_the_request_says_so(
+    wanted: int, drawn: int
+) -> None:
+    given = request(limits=Limits(max_tokens=wanted), text=TextOptions(cut_max_tokens=True))
+    assert completion().limits(given, 10, 64).max_tokens == drawn
+    with pytest.raises(InvalidRequest, match="maximum context"):
+        completion().limits(given, 64, 64)
+
+
 def test_a_grammar_is_told_which_ids_end_an_answer() -> None:
     given = SamplingParams(grammar=Grammar(kind=Grammar.REGEX, text="a"))
     told = SamplingParams.FromString(completion().sampling(given))

@@ -1,0 +1,106 @@
+"""Replies of /v1/messages: in one piece, and as a stream of named events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from api_gateway.answers import Answer
+from api_gateway.anthropic.objects import (
+    PING,
+    Blocks,
+    Shown,
+    ending,
+    error_object,
+    event,
+    message,
+    usage_object,
+)
+from api_gateway.asgi import Call
+from api_gateway.job import Job
+from api_gateway.meter import Meter, usage_of
+from api_gateway.metrics import GatewayMetrics
+from api_gateway.output import COMPLETED, Output
+from api_gateway.replies import OnePiece
+from api_gateway.sessions import Choice
+from api_gateway.sse import Stream
+from api_gateway.translate import Order
+from api_gateway.watch import Vigil
+from common.errors import ServiceError
+
+
+class Telling:
+    """Makes a message out of the one choice of a job."""
+
+    def __init__(self, call: Call, order: Order) -> None:
+        self.output = Output(Blocks())
+        self._order = order
+        self._request_id = call.request_id
+        self._answer: Answer | None = None
+
+    def take(self, choice: Choice) -> bytes:
+        """Take what has come; return the events."""
+        if self._answer is None:
+            self._answer = Answer(self._order, self._request_id, choice)
+        return self.output.take(self._answer.take())
+
+    def end(self, job: Job) -> tuple[bytes, Shown]:
+        """Close the blocks; return the last events of them, and why the message ended."""
+        told = self.output.end(COMPLETED)
+        has_calls = self._answer is not None and self._answer.has_calls
+        max_tokens = self._order.requests[0].limits.max_tokens
+        return told, ending(job.choices[0].finish, has_calls, max_tokens)
+
+    def message(self, usage: dict[str, Any]) -> Shown:
+        blocks = self.output.blocks
+        return message(self._request_id, self._order.model, blocks, usage_object(usage))
+
+
+class WholeMessage(OnePiece):
+    """Waits for the end and answers with one JSON object."""
+
+    async def finish(self, job: Job, meter: Meter) -> None:
+        """Send the reply."""
+        telling = Telling(self._call, self._order)
+        telling.take(job.choices[0])
+        _, end = telling.end(job)
+        told = {**telling.message(usage_of(job)), **end, "timings": meter.timings()}
+        await self._call.reply_json(200, told)
+
+
+class MessageStream(Stream):
+    """Sends the events of one message."""
+
+    def __init__(
+        self, call: Call, order: Order, job: Job, vigil: Vigil, metrics: GatewayMetrics
+    ) -> None:
+        super().__init__(call, vigil, metrics)
+        self._job = job
+        self._telling = Telling(call, order)
+
+    def opening(self) -> bytes:
+        begun = self._telling.message(usage_of(self._job, is_begin=True))
+        return event("message_start", message={**begun, "content": []})
+
+    async def keep_alive(self) -> None:
+        await self.send(PING)
+
+    async def advance(self, news: Sequence[Choice]) -> None:
+        """Send what arrived."""
+        if told := b"".join(self._telling.take(choice) for choice in news):
+            await self.send(told)
+
+    async def finish(self, job: Job, meter: Meter) -> None:
+        """Send the end of the blocks, and how the message ended."""
+        told, end = self._telling.end(job)
+        usage = usage_object(usage_of(job))
+        told += event("message_delta", delta=end, usage=usage, timings=meter.timings())
+        await self.send(told + event("message_stop"), more_body=False)
+
+    async def fail(self, error: ServiceError) -> None:
+        """End with an error; raise it when there is still time for a real status."""
+        if not self.is_started:
+            raise error
+        told = error_object(error, self._call.request_id)
+        del told["type"]
+        await self.send(event("error", **told), more_body=False)

@@ -1,0 +1,124 @@
+"""A request of Anthropic's → the chat request that means the same, and its order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from api_gateway.anthropic.conversation import messages_of
+from api_gateway.anthropic.schema import MessagesRequest, OutputFormat, Prompted
+from api_gateway.checks import refuse
+from api_gateway.own_words import own_words
+from api_gateway.schema import (
+    ChatRequest,
+    Function,
+    FunctionName,
+    JsonSchema,
+    Message,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+)
+from api_gateway.structure import RESPONSE
+from api_gateway.translate import Caller, Kind, Order, order_chat
+from api_gateway.validation import check_chat
+from protos.common_pb2 import ModelInfo
+
+SAME = (
+    "priority", "cache_salt", "request_id", "timeout_ms", "max_tokens", "temperature", "top_p",
+    "top_k", "seed", "stream",
+)  # fmt: skip
+"""Fields that chat requests have too."""
+FORMAT = "output_config.format"
+OWN_NAMES = (
+    ("response_format.json_schema", FORMAT),
+    (RESPONSE, FORMAT),
+    (".function.parameters", ".input_schema"),
+    (".function", ""),
+    ("stop", "stop_sequences"),
+)
+EFFORTS = {"max": "xhigh", None: "high"}
+"""Words for how much to think that are others in a chat request."""
+
+
+def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
+    """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
+    messages = messages_of(body)
+    more: dict[str, Any] = {}
+    if isinstance(body, MessagesRequest):
+        more = {name: getattr(body, name) for name in SAME}
+        more["stop"] = body.stop_sequences
+    config = body.output_config
+    chat = ChatRequest(
+        model=body.model,
+        messages=messages,
+        continue_final_message=is_begun(messages[-1]) or None,
+        response_format=response_format_of(config.format if config else None),
+        reasoning_effort=effort_of(body, info),
+        **more,
+        **tools_of(body),
+    )
+    with own_words(OWN_NAMES):
+        check_chat(chat)
+    return chat
+
+
+def order_messages(body: Prompted, caller: Caller) -> Order:
+    """Return the order of a request that was read; raise InvalidRequest."""
+    chat = chat_of(body, caller.info)
+    with own_words(OWN_NAMES):
+        order = order_chat(chat, caller)
+    for request in order.requests:
+        request.text.cut_max_tokens = True
+    return replace(
+        order,
+        kind=Kind.MESSAGE,
+        grammar_field=FORMAT,
+        show_reasoning=not (body.thinking and body.thinking.display == "omitted"),
+    )
+
+
+def is_begun(last: Message) -> bool:
+    """Tell whether the answer is to go on from what the last message says."""
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def effort_of(body: Prompted, info: ModelInfo) -> Any:
+    """Return how much to think, None as the model does by itself.
+
+    Clients allow to think without looking who answers: it is no error where the model does not.
+    """
+    if body.thinking is None or not info.reasoning_format:
+        return None
+    if body.thinking.type == "disabled":
+        return "none"
+    effort = body.output_config.effort if body.output_config else None
+    return EFFORTS.get(effort, effort)
+
+
+def tools_of(body: Prompted) -> dict[str, Any]:
+    """Return the tools and which of them may, or must, be called."""
+    tools = [
+        Tool(function=Function(tool.name, tool.description, tool.input_schema, tool.strict))
+        for tool in body.tools or []
+    ]
+    choice = body.tool_choice
+    if choice is None:
+        return {"tools": tools or None}
+    if (choice.type == "tool") != (choice.name is not None):
+        wrong = "not allowed" if choice.name is not None else "required"
+        raise refuse(f"tool_choice.name is {wrong} with type {choice.type}", "tool_choice.name")
+    chosen: Any = "required" if choice.type == "any" else choice.type
+    if choice.name is not None:
+        chosen = NamedTool(function=FunctionName(choice.name))
+    return {
+        "tools": tools or None,
+        "tool_choice": chosen if tools or chosen != "auto" else None,
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    }
+
+
+def response_format_of(given: OutputFormat | None) -> ResponseFormat | None:
+    if given is None:
+        return None
+    return ResponseFormat("json_schema", JsonSchema("answer", given.schema))

@@ -1,0 +1,411 @@
+"""POST /v1/messages: what goes down the line, what comes back, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from api_gateway.__main__ import Gateway
+from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
+from tests.api_gateway.conftest import in_process, running, serving
+from tests.api_gateway.test_responses import saying, sent
+from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
+from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream
+
+URL = "/v1/messages"
+COUNT = f"{URL}/count_tokens"
+TEXT = "Hello there, wörld"
+TOOL = {"name": "get_weather", "description": "of a city", "input_schema": CITY}
+TOOLS = [TOOL, {"name": "now", "input_schema": {"type": "object"}, "cache_control": {"type": "x"}}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+USER = {"role": "user", "content": "hi"}
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 50, "messages": [USER], **more}
+
+
+def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message that the events of a stream tell, as Anthropic's clients read them."""
+    message: dict[str, Any] = events[0]["message"]
+    assert message["content"] == [] and message["stop_reason"] is None
+    for event in events[1:]:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                block["input"] = (block["input"] or "") + delta["partial_json"]
+            else:
+                field = delta["type"].removesuffix("_delta")
+                block[field] += delta[field]
+        elif event["type"] == "message_delta":
+            message |= event["delta"] | {"usage": event["usage"]}
+    for block in message["content"]:
+        if block["type"] == "tool_use" and isinstance(block["input"], str):
+            block["input"] = json.loads(block["input"])
+    assert events[-1]["type"] == "message_stop"
+    return message
+
+
+async def both(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the whole reply; the stream tells the same."""
+    body = {**body, "request_id": "same"}
+    whole: dict[str, Any] = (await client.post(URL, json=body)).json()
+    told = put_together(sent((await client.post(URL, json={**body, "stream": True})).text))
+    assert told == {name: value for name, value in whole.items() if name != "timings"}
+    return whole
+
+
+def seen(fake: FakeTokenizer) -> Any:
+    """Return the last request that went down the line."""
+    return list(fake.streams[-1].requests_seen.values())[-1]
+
+
+async def test_a_message(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    whole = await both(client, ask(system="Be short.", temperature=0.5, top_k=7, top_p=0.9))
+    assert (whole["id"], whole["type"], whole["role"]) == ("msg_same", "message", "assistant")
+    assert whole["content"] == [{"type": "text", "text": TEXT}]
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
+    usage = whole["usage"]
+    read, cached = usage["input_tokens"], usage["cache_read_input_tokens"]
+    assert (read + cached, usage["output_tokens"]) == (5, 3)
+    request = seen(fake)
+    assert json.loads(request.chat.messages_json) == [
+        {"role": "system", "content": "Be short."}, USER,
+    ]  # fmt: skip
+    assert (request.limits.max_tokens, request.text.cut_max_tokens) == (50, True)
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason", "sequence"),
+    [
+        ({"reason": LENGTH, "num_output_tokens": 50}, "max_tokens", None),
+        ({"reason": LENGTH, "num_output_tokens": 3}, "model_context_window_exceeded", None),
+        ({"stop_string": "END"}, "stop_sequence", "END"),
+        ({"stop_token_id": 7}, "end_turn", None),
+    ],
+)
+async def test_how_it_ended(
+    client: httpx.AsyncClient, fake: FakeTokenizer, finish: dict[str, Any], reason: str,
+    sequence: str | None,
+) -> None:  # fmt: skip
+    fake.script = saying(("some", 0), **finish)
+    whole = await both(client, ask(stop_sequences=["END"]))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    assert list(seen(fake).text.stop) == ["END"]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -> None:
+    text = f"Let me see.\n{W}\n{N}\n"
+    fake.script = saying(*((text[at : at + cut], 0) for at in range(0, len(text), cut)))
+    whole = await both(client, ask(tools=TOOLS))
+    said, weather, now = whole["content"]
+    assert (said["text"], whole["stop_reason"]) == ("Let me see.", "tool_use")
+    assert (weather["name"], weather["input"]) == ("get_weather", json.loads(ARGUMENTS))
+    assert (now["name"], now["input"]) == ("now", {})
+    assert weather["id"] != now["id"]
+    offered = json.loads(seen(fake).chat.tools_json)
+    assert offered[0]["function"] == {
+        "name": "get_weather", "description": "of a city", "parameters": CITY,
+    }  # fmt: skip
+
+
+async def test_a_call_that_was_cut_cannot_be_run(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    cut = W[: -len("}}\n</tool_call>")]
+    fake.script = saying((cut, 0), reason=LENGTH, num_output_tokens=50)
+    body = ask(tools=TOOLS, tool_choice={"type": "any"})
+    whole = (await client.post(URL, json=body)).json()
+    (call,) = whole["content"]
+    assert (call["name"], call["input"], whole["stop_reason"]) == ("get_weather", {}, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced", "single"),
+    [
+        ({"type": "auto"}, False, False),
+        ({"type": "any"}, True, False),
+        ({"type": "any", "disable_parallel_tool_use": True}, True, True),
+        ({"type": "tool", "name": "now"}, True, True),
+    ],
+)
+async def test_which_tools_must_be_called(
+    client: httpx.AsyncClient, fake: FakeTokenizer, choice: dict[str, Any], forced: bool,
+    single: bool,
+) -> None:  # fmt: skip
+    fake.script = saying((N, 0), (W, 0))
+    whole = (await client.post(URL, json=ask(tools=TOOLS, tool_choice=choice))).json()
+    assert (seen(fake).text.grammar.kind == Grammar.LARK) is forced
+    assert len(whole["content"]) == (1 if single else 2)
+
+
+async def test_tools_that_may_not_be_called_are_not_shown(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    assert (await both(client, ask(tools=TOOLS, tool_choice={"type": "none"})))["content"]
+    assert seen(fake).chat.tools_json == b""
+
+
+@pytest.mark.parametrize(
+    ("thinking", "config", "expected"),
+    [
+        (None, None, {}),
+        (None, {"effort": "low"}, {}),
+        ({"type": "disabled"}, None, {"enable_thinking": False}),
+        ({"type": "enabled", "budget_tokens": 1024}, None,
+         {"enable_thinking": True, "reasoning_effort": "high"}),
+        ({"type": "adaptive"}, {"effort": "max"},
+         {"enable_thinking": True, "reasoning_effort": "xhigh"}),
+        ({"type": "adaptive", "display": "omitted"}, {"effort": "low"},
+         {"enable_thinking": True, "reasoning_effort": "low"}),
+    ],
+)  # fmt: skip
+async def test_thoughts(
+    fake: FakeTokenizer, thinking: Any, config: Any, expected: dict[str, Any]
+) -> None:
+    fake.script = saying(("hm", 1), (" so", 1), ("Yes.", 0))
+    async with running(fake.address) as gateway, in_process(gateway) as client:
+        whole = await both(client, ask(thinking=thinking, output_config=config))
+    *thoughts, answer = whole["content"]
+    shown = [{"type": "thinking", "thinking": "hm so", "signature": ""}]
+    is_omitted = bool(thinking) and thinking.get("display") == "omitted"
+    assert (thoughts, answer["text"]) == ([] if is_omitted else shown, "Yes.")
+    assert json.loads(seen(fake).chat.template_kwargs_json or b"{}") == expected
+
+
+async def test_to_allow_thoughts_is_no_error_where_there_are_none(fake: FakeTokenizer) -> None:
+    """Claude Code asks every model for adaptive thoughts."""
+    fake.info = ModelInfo(id=MODEL, max_model_len=4096)
+    body = ask(thinking={"type": "adaptive"}, output_config={"effort": "high"})
+    async with running(fake.address) as gateway, in_process(gateway) as client:
+        assert (await both(client, body))["content"]
+    assert seen(fake).chat.template_kwargs_json == b""
+
+
+async def test_a_conversation_comes_back_as_it_was_said(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"},
+                                     {"type": "text", "text": "b", **mark}]},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "look it up", "signature": "x"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "I ask.", "citations": None},
+            {"type": "tool_use", "id": "c1", "name": "now", "input": {}, "caller": None},
+            {"type": "tool_use", "id": "c2", "name": "now", "input": {"at": "ö"}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": "noon", **mark},
+            {"type": "tool_result", "tool_use_id": "c2", "is_error": True,
+             "content": [{"type": "text", "text": "none"}]},
+            {"type": "tool_result", "tool_use_id": "c3"},
+            {"type": "text", "text": "And?"}]},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "Well?"},
+    ]  # fmt: skip
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"},
+        {"type": "text", "text": "You help.", **mark},
+        {"type": "text", "text": "Briefly."},
+    ]
+    body = ask(messages=messages, system=system, cache_control={"type": "ephemeral"})
+    assert (await client.post(URL, json=body)).status_code == 200
+
+    def call(call_id: str, arguments: str) -> dict[str, Any]:
+        function = {"name": "now", "arguments": arguments}
+        return {"id": call_id, "type": "function", "function": function}
+
+    assert json.loads(seen(fake).chat.messages_json) == [
+        {"role": "system", "content": "You help.\nBriefly."},
+        {"role": "user", "content": "a\nb\nc"},
+        {
+            "role": "assistant",
+            "content": "I ask.",
+            "tool_calls": [call("c1", "{}"), call("c2", '{"at":"ö"}')],
+            "reasoning_content": "look it up",
+        },
+        {"role": "tool", "content": "noon", "tool_call_id": "c1"},
+        {"role": "tool", "content": "Error: none", "tool_call_id": "c2"},
+        {"role": "tool", "content": "", "tool_call_id": "c3"},
+        {"role": "user", "content": "And?"},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "Well?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "system",
+    ["x-anthropic-billing-header: cch=1;\nYou help.", "You help."],
+)
+async def test_a_billing_header_is_not_shown_to_the_model(
+    client: httpx.AsyncClient, fake: FakeTokenizer, system: str
+) -> None:
+    assert (await client.post(URL, json=ask(system=system))).status_code == 200
+    assert json.loads(seen(fake).chat.messages_json)[0]["content"] == "You help."
+
+
+async def test_an_answer_that_is_begun_goes_on(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    begun = {"role": "assistant", "content": "The best answer is ("}
+    assert (await client.post(URL, json=ask(messages=[USER, begun]))).status_code == 200
+    assert seen(fake).chat.continue_final_message
+    assert (await client.post(URL, json=ask())).status_code == 200
+    assert not seen(fake).chat.continue_final_message
+
+
+async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    assert (await client.post(URL, json=ask(output_config=config))).status_code == 200
+    assert seen(fake).text.grammar.kind == Grammar.JSON_SCHEMA
+
+
+async def test_what_clients_send_that_asks_for_nothing(client: httpx.AsyncClient) -> None:
+    clear = {"type": "clear_thinking_20251015", "keep": "all"}
+    body = ask(
+        metadata={"user_id": "u" * 5000}, service_tier="auto", mcp_servers=[], container=None,
+        context_management={"edits": [clear]}, speed="standard",
+    )  # fmt: skip
+    assert (await client.post(URL, json=body)).status_code == 200
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return ask(messages=[{"role": "user", "content": [fields]}])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": MODEL, "messages": [USER]}, "max_tokens"),
+        (ask(max_tokens=0), "max_tokens"),
+        (ask(messages=[]), "messages"),
+        (ask(messages=[{"role": "user"}]), "messages[0].content"),
+        (ask(messages=[{"role": "tool", "content": ""}]), "messages[0].role"),
+        (block(type="image", source={}), "messages[0].content[0].type"),
+        (block(type="tool_use", id="i", name="n", input={}), "messages[0].content[0].type"),
+        (block(type="text"), "messages[0].content[0].text"),
+        (block(type="tool_result", tool_use_id="c", content=[{"type": "image"}]),
+         "messages[0].content[0].content[0].type"),
+        (ask(system=[{"type": "image"}]), "system[0].type"),
+        (ask(temperature=9), "temperature"),
+        (ask(stop_sequences=[""]), "stop_sequences[0]"),
+        (ask(stop_sequences=["x"] * 99), "stop_sequences"),
+        (ask(tools=[{"type": "web_search_20250305", "name": "w"}]), "tools[0].type"),
+        (ask(tools=[{**TOOL, "type": "bash_20250124"}]), "tools[0].type"),
+        (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
+        (ask(tools=[{**TOOL, "input_schema": {"type": "array"}}]), "tools[0].input_schema.type"),
+        (ask(tools=[TOOL, TOOL]), "tools[1].name"),
+        (ask(tools=[TOOL], tool_choice={"type": "tool", "name": "x"}), "tool_choice.name"),
+        (ask(tools=[TOOL], tool_choice={"type": "tool"}), "tool_choice.name"),
+        (ask(tools=[TOOL], tool_choice={"type": "any", "name": "x"}), "tool_choice.name"),
+        (ask(tool_choice={"type": "any"}), "tool_choice"),
+        (ask(thinking={"type": "deep"}), "thinking.type"),
+        (ask(output_config={"effort": "huge"}), "output_config.effort"),
+        (ask(output_config={"format": {"type": "json_schema"}}), "output_config.format.schema"),
+        (ask(output_config={"format": {"type": "json_schema", "schema": {"enum": [2**70]}}}),
+         "output_config.format.schema"),
+        (ask(service_tier="batch"), "service_tier"),
+        (ask(mcp_servers=[{}]), "mcp_servers"),
+        (ask(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}),
+         "context_management"),
+        (ask(n=2), "n"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_is_named(
+    client: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    reply = await client.post(URL, json=body)
+    told = reply.json()
+    assert (reply.status_code, told["error"]["param"]) == (400, param), told
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert told["request_id"] == reply.headers["x-request-id"]
+    assert "response_format" not in told["error"]["message"]
+
+
+async def test_tokens_are_counted(client: httpx.AsyncClient) -> None:
+    body = {"model": MODEL, "messages": [USER], "system": "Be short.", "tools": TOOLS}
+    reply = await client.post(COUNT, json=body)
+    assert (reply.status_code, list(reply.json())) == (200, ["input_tokens"])
+    refused = await client.post(COUNT, json={"model": MODEL, "messages": []})
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "word"),
+    [
+        ("Overloaded", 429, "rate_limit_error"),
+        ("Unavailable", 503, "overloaded_error"),
+        ("Internal", 500, "api_error"),
+        ("PayloadTooLarge", 413, "request_too_large"),
+    ],
+)
+async def test_errors_from_below(
+    client: httpx.AsyncClient, fake: FakeTokenizer, kind: str, status: int, word: str
+) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        stream.fail(slot, ERROR, kind=kind, message="no")
+
+    fake.script = run
+    for more in ({}, {"stream": True}):
+        reply = await client.post(URL, json=ask(**more))
+        assert (reply.status_code, reply.json()["error"]["type"]) == (status, word)
+
+
+async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "Hel")
+        stream.fail(slot, ERROR, kind="Internal", message="broken", code="worker_failed")
+
+    fake.script = run
+    last = sent((await client.post(URL, json=ask(stream=True))).text)[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert (last["error"]["message"], last["error"]["code"]) == ("broken", "worker_failed")
+
+
+async def test_a_model_that_is_not_served(client: httpx.AsyncClient) -> None:
+    reply = await client.post(URL, json=ask(model="claude-opus-4"))
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_anthropics_own_client(fake: FakeTokenizer) -> None:
+    text = f"Let me see.\n{W}\n"
+    fake.script = saying(*((text[at : at + 5], 0) for at in range(0, len(text), 5)))
+    asked: Any = {"model": MODEL, "max_tokens": 50, "messages": [USER], "tools": [TOOL]}
+    async with (
+        serving(fake.address) as (_, url),
+        anthropic.AsyncAnthropic(base_url=url, api_key="key", max_retries=0) as client,
+    ):
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        counted = await client.messages.count_tokens(model=MODEL, messages=asked["messages"])
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.create(**{**asked, "stop_sequences": [""]})
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.create(**{**asked, "model": "other"})
+    assert [block.type for block in whole.content] == ["text", "tool_use"]
+    assert [block.model_dump() for block in streamed.content] == [
+        {**block.model_dump(), "id": streamed.content[1].id} if block.type == "tool_use"
+        else block.model_dump() for block in whole.content
+    ]  # fmt: skip
+    assert (streamed.stop_reason, streamed.usage) == (whole.stop_reason, whole.usage)
+    assert counted.input_tokens > 0
+    assert "stop_sequences[0]" in str(refused.value)
+
+
+async def test_a_live_message_is_known_by_its_id(gateway: Gateway) -> None:
+    async with in_process(gateway) as client:
+        reply = await client.post("/v1/requests/msg_nobody/cancel")
+        assert reply.json()["error"]["code"] == "request_not_found"
