@@ -26,13 +26,15 @@ from api_gateway.errors import error_headers, error_object
 from api_gateway.health import Health
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.openapi import OpenApi
-from api_gateway.routing import Route, Router, Tell
+from api_gateway.routing import Route, Router
 from api_gateway.scrape import Scrape
 from api_gateway.ui_files import UiFiles
 from common.errors import Forbidden, Internal, ServiceError
 
 log = logging.getLogger(__name__)
 Hook = Callable[[], Awaitable[None]]
+ANTHROPIC = "/v1/messages"
+"""Paths that begin so have errors in Anthropic's form."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,12 @@ def routes(to: Endpoints) -> list[Route]:
         Route("POST", "/v1/chat/completions", to.chat.create),
         Route("POST", "/v1/completions", to.completions.create),
         Route("POST", "/v1/responses", to.responses.create),
-        Route("POST", "/v1/messages", to.messages.create, tell_error=anthropic_error),
+        Route("POST", "/v1/messages", to.messages.create),
         Route("POST", "/v1/embeddings", to.embeddings.create),
         Route("POST", "/v1/chat/completions/input_tokens", to.convert.count_chat),
         Route("POST", "/v1/completions/input_tokens", to.convert.count_completion),
         Route("POST", "/v1/responses/input_tokens", to.convert.count_response),
-        Route(
-            "POST",
-            "/v1/messages/count_tokens",
-            to.convert.count_messages,
-            tell_error=anthropic_error,
-        ),  # fmt: skip
+        Route("POST", "/v1/messages/count_tokens", to.convert.count_messages),
         Route("POST", "/tokenize", to.convert.tokenize),
         Route("POST", "/detokenize", to.convert.detokenize),
         Route("POST", "/apply-template", to.convert.apply_template),
@@ -111,11 +108,10 @@ class App:
             return
         call = Call(scope, receive, send)
         route_name = "other"
-        tell_error: Tell = error_object
         try:
             bad_request_id = call.take_request_id()
             route, call.params = self._router.find(call.method, call.path)
-            route_name, tell_error = route.path, route.tell_error
+            route_name = route.path
             if not route.is_public:
                 if bad_request_id is not None:
                     raise bad_request_id
@@ -124,22 +120,24 @@ class App:
                 raise Forbidden("this route is for keys of the tenant admin", code="not_admin")
             await route.endpoint(call)
         except ServiceError as error:
-            await self._refuse(call, error, tell_error)
+            await self._refuse(call, error)
         except Exception:
             log.exception("request failed", extra={"request_id": call.request_id})
-            await self._refuse(call, Internal("the gateway failed on this request"), tell_error)
+            await self._refuse(call, Internal("the gateway failed on this request"))
         finally:
             self._metrics.note_call(route_name, call.method, call.status)
             if call.report is not None:
                 self._log(call, route_name)
 
-    async def _refuse(self, call: Call, error: ServiceError, tell: Tell) -> None:
+    async def _refuse(self, call: Call, error: ServiceError) -> None:
         """Answer with the error's own status, unless the reply has begun."""
         if call.report is not None:
             call.report["code"] = error.code or type(error).__name__
         self._metrics.rejections.labels(type(error).__name__).inc()
         if call.status:
             raise error
+        is_theirs = call.path.startswith(ANTHROPIC)
+        tell = anthropic_error if is_theirs else error_object
         body = tell(error, call.request_id)
         await call.reply_json(error.http_status, body, error_headers(error))
 

@@ -87,7 +87,8 @@ class Call:
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers; the request id goes with every reply."""
         self.status = status
-        head = [*headers, (b"x-request-id", self.request_id.encode())]
+        told = self.request_id.encode()
+        head = [*headers, (b"x-request-id", told), (b"request-id", told)]  # Anthropic's name
         await self.send({"type": "http.response.start", "status": status, "headers": head})
 
     async def reply(self, status: int, body: bytes, kind: bytes, headers: Headers) -> None:

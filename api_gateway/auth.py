@@ -98,10 +98,10 @@ class KeyFile:
         """Return the caller's tenant; raise Unauthorized without a known key."""
         self._reload()
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
+        if scheme.lower() != b"bearer" or not key.strip():
             key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         if not key.strip():
-            raise Unauthorized("no API key; send `Authorization: Bearer KEY`")
+            raise Unauthorized("no API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`")
         tenant = self._keys.get(hashlib.sha256(key.strip()).hexdigest())
         if tenant is None:
             raise Unauthorized("unknown API key")

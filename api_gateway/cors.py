@@ -14,7 +14,7 @@ from api_gateway.errors import Headers
 ANY = "*"
 METHODS = b"GET, POST"
 ALLOWED_FOR_S = b"600"
-READABLE = b"x-request-id, retry-after, x-should-retry"
+READABLE = b"x-request-id, request-id, retry-after, x-should-retry"
 """Headers of replies that pages may see."""
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from common.errors import InvalidRequest
 
+QUOTED = re.compile(r"""((?<!\w)'[^']*'|"[^"]*")""")
 Names = Sequence[tuple[str, str]]
 """Of fields, in the words of a chat request and in those of the client."""
 
@@ -23,8 +24,10 @@ def own_words(names: Names) -> Iterator[None]:
 
 
 def renamed(text: str, names: Names) -> str:
-    """Return `text` with fields in the client's words; quoted names and parts of names stay."""
+    """Return `text` with fields in the client's words; what is quoted and parts of names stay."""
+    parts = QUOTED.split(text)
     for theirs, own in names:
-        before = r"(?<![\w'-])" if theirs[0] != "." else ""
-        text = re.sub(rf"{before}{re.escape(theirs)}(?![\w'-])", own, text)
-    return text
+        before = r"(?<![\w-])" if theirs[0] != "." else ""
+        field = re.compile(rf"{before}{re.escape(theirs)}(?![\w-])")
+        parts[::2] = [field.sub(own, part) for part in parts[::2]]
+    return "".join(parts)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from api_gateway.asgi import Call
-from api_gateway.errors import MethodNotAllowed, error_object
-from common.errors import NotFound, ServiceError
+from api_gateway.errors import MethodNotAllowed
+from common.errors import NotFound
 
 Endpoint = Callable[[Call], Awaitable[None]]
-Tell = Callable[[ServiceError, str], dict[str, Any]]
-"""Makes the reply of an error and a request id."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class Route:
     endpoint: Endpoint
     is_public: bool = False
     is_admin: bool = False
-    tell_error: Tell = error_object
 
     @property
     def parameter(self) -> str | None:

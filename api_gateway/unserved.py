@@ -76,13 +76,17 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
 }
 CLEAR_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 MESSAGES: dict[str, tuple[Any, ...]] = {
+    "billing_policy": _NOTHING,
+    "compaction": _NOTHING,
     "container": _NOTHING,
     "context_management": (*_EMPTY, {"edits": []}, {"edits": [CLEAR_THINKING]}),
     "diagnostics": _EMPTY,
+    "fallbacks": _EMPTY,
     "inference_geo": _NOTHING,
     "mcp_servers": _EMPTY,
     "service_tier": (None, "auto", "standard_only"),
     "speed": (None, "standard"),
+    "thread": _NOTHING,
     "user_profile_id": _NOTHING,
     "workspace_id": _NOTHING,
 }

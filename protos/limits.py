@@ -50,7 +50,7 @@ MAX_HEADER_BYTES = 16_384
 """Request line and headers together; larger ones are refused before they are parsed."""
 MAX_CONNECTIONS = 16_384
 """Of one gateway."""
-MAX_MESSAGES = 1024
+MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
 MAX_TOOLS = 128
 MAX_TOOL_NAME_CHARS = 64

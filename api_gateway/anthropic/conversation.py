@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+
+import msgspec
 
 from api_gateway.anthropic.schema import (
     BLOCKS,
@@ -30,57 +33,86 @@ def messages_of(body: Prompted) -> list[Message]:
     """Return the conversation; raise InvalidRequest that names the block."""
     if not body.messages:
         raise refuse("messages is empty", "messages")
-    check_count(body.messages, limits.MAX_MESSAGES, "messages")
     gathering = Gathering()
     if body.system is not None:
         texts = [BILLING.sub("", text, count=1) for text in texts_of(body.system, "system")]
-        if system := "\n".join(text for text in texts if text):
-            gathering.text("system", system)
+        if any(texts):
+            gathering.last("system").texts += filter(None, texts)
     for index, turn in enumerate(body.messages):
-        gathering.begin_turn(turn.role)
         param = f"messages[{index}].content"
+        if turn.role == "assistant":
+            gathering.last("assistant")
         for place, block in enumerate(blocks_of(turn.content, turn.role, param)):
             gathering.add(turn.role, block, f"{param}[{place}]")
-    return gathering.messages
+    messages = [side.message() for side in gathering.sides]
+    if len(messages) > limits.MAX_MESSAGES:
+        most, count = limits.MAX_MESSAGES, len(messages)
+        raise refuse(f"messages: {count} turns and results, {most} are allowed", "messages")
+    return messages
+
+
+@dataclass(slots=True)
+class Side:
+    """What one side says in turn: one message. A template shows thoughts, text and calls in this
+    order, whatever the order of the blocks."""
+
+    role: Speaker
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Message:
+        """Return it; what an assistant said comes without a line break that it did not write."""
+        if self.role != "assistant":
+            return Message(role=self.role, content="\n".join(self.texts))
+        return Message(
+            role="assistant",
+            content="".join(self.texts) if self.texts else msgspec.UNSET,
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
+
+
+@dataclass(slots=True)
+class Result:
+    """What a call came to."""
+
+    call_id: str
+    text: str
+
+    def message(self) -> Message:
+        return Message(role="tool", content=self.text, tool_call_id=self.call_id)
 
 
 class Gathering:
-    """Adds blocks to messages. What one side says in turn is one message, line by line."""
+    """Puts blocks together."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._role: Speaker | None = None
+        self.sides: list[Side | Result] = []
 
-    def begin_turn(self, role: Speaker) -> None:
-        """Begin a turn of `role`, which goes on with that role's last one."""
-        if role == "assistant" and self._role != "assistant":
-            self.messages.append(Message(role="assistant", content=""))
-        self._role = role
+    def last(self, role: Speaker) -> Side:
+        """Return what that side is saying now."""
+        last = self.sides[-1] if self.sides else None
+        if not isinstance(last, Side) or last.role != role:
+            last = Side(role)
+            self.sides.append(last)
+        return last
 
     def add(self, role: Speaker, block: Block, param: str) -> None:
         if isinstance(block, TextBlock):
-            self.text(role, block.text)
+            self.last(role).texts.append(block.text)
         elif isinstance(block, CallResultBlock):
             text = "\n".join(texts_of(block.content or "", f"{param}.content"))
             said = f"Error: {text}" if block.is_error else text
-            self.messages.append(Message(role="tool", content=said, tool_call_id=block.tool_use_id))
+            self.sides.append(Result(block.tool_use_id, said))
         elif isinstance(block, CallBlock):
+            calls = self.last(role).calls
+            if len(calls) == limits.MAX_TOOLS:
+                raise refuse(f"{param}: a turn has at most {limits.MAX_TOOLS} calls", param)
             call = FunctionCall(name=block.name, arguments=dumps(block.input).decode())
-            message = self.messages[-1]
-            calls = message.tool_calls or []
-            message.tool_calls = [*calls, ToolCall(id=block.id, function=call)]
-        elif isinstance(block, ThoughtBlock):
-            message = self.messages[-1]
-            before = [message.reasoning_content] if message.reasoning_content else []
-            message.reasoning_content = "\n".join([*before, block.thinking])
-
-    def text(self, role: Speaker, text: str) -> None:
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last.role == role:
-            assert isinstance(last.content, str)
-            last.content = f"{last.content}\n{text}" if last.content else text
-        else:
-            self.messages.append(Message(role=role, content=text))
+            calls.append(ToolCall(id=block.id, function=call))
+        elif isinstance(block, ThoughtBlock) and block.thinking:
+            self.last(role).thoughts.append(block.thinking)
 
 
 def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:
@@ -88,7 +120,9 @@ def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:
     if isinstance(content, str):
         return [TextBlock(content)]
     check_count(content, limits.MAX_CONTENT_PARTS, param)
-    why = f"this server reads text, thoughts and calls of functions, and messages of role {role}"
+    if not content and role != "assistant":
+        raise refuse(f"{param} is empty", param)
+    why = "this server reads text, thoughts, and calls of functions"
     return [typed(raw, BLOCKS[role], f"{param}[{index}]", why) for index, raw in enumerate(content)]
 
 

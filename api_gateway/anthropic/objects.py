@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import orjson
 
 from common.errors import ServiceError
 from protos.common_pb2 import LENGTH, Finish
+from protos.json_fields import loads
 
 Shown = dict[str, Any]
+TOO_LONG = re.compile(r"context length is (\d+) tokens.* but the prompt has (\d+)")
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 ERRORS = {
     401: "authentication_error",
@@ -72,9 +74,10 @@ class Blocks:
 def arguments(text: str) -> Shown:
     """Return the arguments of a call; those of one that was cut are no JSON, and none are shown."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+        value = loads(text)
+    except ValueError:
         return {}
+    return value if isinstance(value, dict) else {}
 
 
 def message(request_id: str, model: str, content: Sequence[Shown], usage: Shown) -> Shown:
@@ -117,10 +120,23 @@ def usage_object(usage: Mapping[str, Any]) -> Shown:
     }
 
 
+def in_their_words(error: ServiceError) -> str:
+    """Return the message; clients that shorten a conversation go by how it begins."""
+    found = TOO_LONG.search(error.message) if error.code == "context_length_exceeded" else None
+    if found is None:
+        return error.message
+    return f"prompt is too long: {found[2]} tokens > {found[1]} maximum: {error.message}"
+
+
 def error_object(error: ServiceError, request_id: str) -> Shown:
     """Return the error as Anthropic's clients read it, with the field at fault and our code."""
     word = ERRORS.get(error.http_status)
     if word is None:
         word = "invalid_request_error" if error.http_status < 500 else "api_error"
-    told = {"type": word, "message": error.message, "param": error.param, "code": error.code}
+    told = {
+        "type": word,
+        "message": in_their_words(error),
+        "param": error.param,
+        "code": error.code,
+    }
     return {"type": "error", "error": told, "request_id": request_id}

@@ -23,10 +23,11 @@ from api_gateway.metrics import GatewayMetrics
 from api_gateway.output import COMPLETED, Output
 from api_gateway.replies import OnePiece
 from api_gateway.sessions import Choice
-from api_gateway.sse import Stream
+from api_gateway.sse import KEEP_ALIVE, Stream
 from api_gateway.translate import Order
 from api_gateway.watch import Vigil
 from common.errors import ServiceError
+from protos.json_fields import dumps
 
 
 class Telling:
@@ -65,7 +66,8 @@ class WholeMessage(OnePiece):
         telling.take(job.choices[0])
         _, end = telling.end(job)
         told = {**telling.message(usage_of(job)), **end, "timings": meter.timings()}
-        await self._call.reply_json(200, told)
+        body = dumps(told)  # arguments have numbers of any size
+        await self._call.reply(200, body, b"application/json", [])
 
 
 class MessageStream(Stream):
@@ -77,30 +79,38 @@ class MessageStream(Stream):
         super().__init__(call, vigil, metrics)
         self._job = job
         self._telling = Telling(call, order)
+        self._has_begun = False
 
     def opening(self) -> bytes:
-        begun = self._telling.message(usage_of(self._job, is_begin=True))
-        return event("message_start", message={**begun, "content": []})
+        """The message begins when its prompt has been counted, a comment may come before."""
+        return b""
 
     async def keep_alive(self) -> None:
-        await self.send(PING)
+        await self.send(PING if self._has_begun else KEEP_ALIVE)
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived."""
         if told := b"".join(self._telling.take(choice) for choice in news):
-            await self.send(told)
+            await self.send(self._begin() + told)
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        begun = self._telling.message(usage_of(self._job, is_begin=True))
+        return event("message_start", message={**begun, "content": []})
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the end of the blocks, and how the message ended."""
+        begun = self._begin()
         told, end = self._telling.end(job)
         usage = usage_object(usage_of(job))
         told += event("message_delta", delta=end, usage=usage, timings=meter.timings())
-        await self.send(told + event("message_stop"), more_body=False)
+        await self.send(begun + told + event("message_stop"), more_body=False)
 
     async def fail(self, error: ServiceError) -> None:
         """End with an error; raise it when there is still time for a real status."""
         if not self.is_started:
             raise error
         told = error_object(error, self._call.request_id)
-        del told["type"]
-        await self.send(event("error", **told), more_body=False)
+        await self.send(event(told.pop("type"), **told), more_body=False)

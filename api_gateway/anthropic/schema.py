@@ -58,6 +58,7 @@ class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: None = None
 
 
 class Note(msgspec.Struct, forbid_unknown_fields=True):

@@ -88,11 +88,11 @@ def effort_of(body: Prompted, info: ModelInfo) -> Any:
 
     Clients allow to think without looking who answers: it is no error where the model does not.
     """
-    if body.thinking is None or not info.reasoning_format:
-        return None
-    if body.thinking.type == "disabled":
-        return "none"
     effort = body.output_config.effort if body.output_config else None
+    if not info.reasoning_format or not (body.thinking or effort):
+        return None
+    if body.thinking and body.thinking.type == "disabled":
+        return "none"
     return EFFORTS.get(effort, effort)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 
-from api_gateway.__main__ import Gateway
+from api_gateway.anthropic.conversation import messages_of
+from api_gateway.anthropic.schema import MessagesRequest
 from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
-from tests.api_gateway.conftest import in_process, running, serving
+from tests.api_gateway.conftest import in_process, running, serving, until
 from tests.api_gateway.test_responses import saying, sent
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream
@@ -33,6 +38,11 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the message that the events of a stream tell, as Anthropic's clients read them."""
     message: dict[str, Any] = events[0]["message"]
     assert message["content"] == [] and message["stop_reason"] is None
+    assert message["usage"]["input_tokens"] == 5
+    blocks = [event["type"] for event in events if event["type"].startswith("content_block")]
+    starts = [place for place, kind in enumerate(blocks) if kind.endswith("start")]
+    stops = [place for place, kind in enumerate(blocks) if kind.endswith("stop")]
+    assert [start - 1 for start in starts[1:]] + [len(blocks) - 1] == stops
     for event in events[1:]:
         if event["type"] == "content_block_start":
             assert event["index"] == len(message["content"])
@@ -159,7 +169,8 @@ async def test_tools_that_may_not_be_called_are_not_shown(
     ("thinking", "config", "expected"),
     [
         (None, None, {}),
-        (None, {"effort": "low"}, {}),
+        (None, {"effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"type": "disabled"}, {"effort": "low"}, {"enable_thinking": False}),
         ({"type": "disabled"}, None, {"enable_thinking": False}),
         ({"type": "enabled", "budget_tokens": 1024}, None,
          {"enable_thinking": True, "reasoning_effort": "high"}),
@@ -202,7 +213,9 @@ async def test_a_conversation_comes_back_as_it_was_said(
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "look it up", "signature": "x"},
             {"type": "redacted_thinking", "data": "x"},
-            {"type": "text", "text": "I ask.", "citations": None},
+            {"type": "thinking", "thinking": "", "signature": "x"},
+            {"type": "text", "text": "I ", "citations": None},
+            {"type": "text", "text": "ask."},
             {"type": "tool_use", "id": "c1", "name": "now", "input": {}, "caller": None},
             {"type": "tool_use", "id": "c2", "name": "now", "input": {"at": "ö"}}]},
         {"role": "user", "content": [
@@ -261,8 +274,9 @@ async def test_an_answer_that_is_begun_goes_on(
     begun = {"role": "assistant", "content": "The best answer is ("}
     assert (await client.post(URL, json=ask(messages=[USER, begun]))).status_code == 200
     assert seen(fake).chat.continue_final_message
-    assert (await client.post(URL, json=ask())).status_code == 200
-    assert not seen(fake).chat.continue_final_message
+    for messages in ([USER], [USER, {"role": "assistant", "content": []}]):
+        assert (await client.post(URL, json=ask(messages=messages))).status_code == 200
+        assert not seen(fake).chat.continue_final_message
 
 
 async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -291,6 +305,7 @@ def block(**fields: Any) -> dict[str, Any]:
         (ask(max_tokens=0), "max_tokens"),
         (ask(messages=[]), "messages"),
         (ask(messages=[{"role": "user"}]), "messages[0].content"),
+        (ask(messages=[{"role": "user", "content": []}]), "messages[0].content"),
         (ask(messages=[{"role": "tool", "content": ""}]), "messages[0].role"),
         (block(type="image", source={}), "messages[0].content[0].type"),
         (block(type="tool_use", id="i", name="n", input={}), "messages[0].content[0].type"),
@@ -298,6 +313,11 @@ def block(**fields: Any) -> dict[str, Any]:
         (block(type="tool_result", tool_use_id="c", content=[{"type": "image"}]),
          "messages[0].content[0].content[0].type"),
         (ask(system=[{"type": "image"}]), "system[0].type"),
+        (ask(messages=[{"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c", "name": "n", "input": {}}] * 129}]),
+         "messages[0].content[128]"),
+        (ask(messages=[{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c"}] * 256}] * 17), "messages"),
         (ask(temperature=9), "temperature"),
         (ask(stop_sequences=[""]), "stop_sequences[0]"),
         (ask(stop_sequences=["x"] * 99), "stop_sequences"),
@@ -334,9 +354,12 @@ async def test_what_is_refused_is_named(
 
 
 async def test_tokens_are_counted(client: httpx.AsyncClient) -> None:
-    body = {"model": MODEL, "messages": [USER], "system": "Be short.", "tools": TOOLS}
-    reply = await client.post(COUNT, json=body)
-    assert (reply.status_code, list(reply.json())) == (200, ["input_tokens"])
+    counts = []
+    for more in ({"tools": TOOLS}, {"system": "Be short."}):
+        reply = await client.post(COUNT, json={"model": MODEL, "messages": [USER], **more})
+        assert (reply.status_code, list(reply.json())) == (200, ["input_tokens"])
+        counts.append(reply.json()["input_tokens"])
+    assert 0 < counts[0] < counts[1]
     refused = await client.post(COUNT, json={"model": MODEL, "messages": []})
     assert refused.json()["error"]["type"] == "invalid_request_error"
 
@@ -402,10 +425,111 @@ async def test_anthropics_own_client(fake: FakeTokenizer) -> None:
     ]  # fmt: skip
     assert (streamed.stop_reason, streamed.usage) == (whole.stop_reason, whole.usage)
     assert counted.input_tokens > 0
+    assert whole._request_id == whole.id.removeprefix("msg_")
     assert "stop_sequences[0]" in str(refused.value)
 
 
-async def test_a_live_message_is_known_by_its_id(gateway: Gateway) -> None:
-    async with in_process(gateway) as client:
-        reply = await client.post("/v1/requests/msg_nobody/cancel")
-        assert reply.json()["error"]["code"] == "request_not_found"
+async def test_a_live_message_is_known_by_its_id(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = lambda stream, slot: stream.start(slot)
+    asked = asyncio.create_task(client.post(URL, json=ask(request_id="live")))
+    await until(lambda: bool(fake.streams and fake.streams[-1].requests_seen))
+    assert (await client.post("/v1/requests/msg_live/cancel")).json()["cancelled"] == 1
+    assert (await asked).json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"id": 123456789012345678901234567890}', {"id": 123456789012345678901234567890}),
+        ('{"a": ' + "[" * 1500 + "]" * 1500 + "}", {}),
+        ('{"a": ' + "[" * 1500, {}),
+    ],
+)
+async def test_any_arguments_end_well(
+    client: httpx.AsyncClient, fake: FakeTokenizer, written: str, read: Any
+) -> None:
+    text = f'<tool_call>\n{{"name": "get_weather", "arguments": {written}'
+    fake.script = saying((text, 0), reason=LENGTH, num_output_tokens=50)
+    body = ask(tools=TOOLS, tool_choice={"type": "any"})
+    (call,) = json.loads((await client.post(URL, json=body)).text)["content"]
+    assert (call["name"], call["input"]) == ("get_weather", read)
+    events = sent((await client.post(URL, json={**body, "stream": True})).text)
+    assert [event["type"] for event in events[-3:]] == [
+        "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+
+
+async def test_many_blocks_are_put_together_in_one_go() -> None:
+    """Where each was added to all before it, the gateway stood still for seconds."""
+    block = {"type": "text", "text": "x"}
+    turns = [{"role": "assistant", "content": [block] * 256}] * 1000
+    (message,) = messages_of(msgspec.convert(ask(messages=turns), MessagesRequest))
+    assert message.content == "x" * 256_000
+
+
+async def test_a_stream_without_news_is_kept_alive(fake: FakeTokenizer) -> None:
+    def run(stream: Stream, slot: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.5, stream.start, slot)
+        loop.call_later(1.6, stream.token, slot, "Hi")
+        loop.call_later(3.2, stream.finish, slot)
+
+    fake.script = run
+    async with (
+        running(fake.address, keep_alive_s=1) as gateway,
+        in_process(gateway) as client,
+    ):
+        text = (await client.post(URL, json=ask(stream=True))).text
+    begun = text.index("event: message_start")
+    assert ": keep-alive\n\n" in text[:begun] and "event: ping\n" in text[begun:]
+    assert ": keep-alive" not in text[begun:]
+    assert put_together([e for e in sent(text) if e["type"] != "ping"])["content"]
+
+
+async def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """Claude Code shortens its conversation by how the message begins."""
+
+    def run(stream: Stream, slot: int) -> None:
+        why = "this model's maximum context length is 64 tokens, prompt and answer together, but "
+        detail = {"kind": "InvalidRequest", "message": f"{why}the prompt has 70"}
+        stream.fail(slot, ERROR, param="messages", code="context_length_exceeded", **detail)
+
+    fake.script = run
+    error = (await client.post(URL, json=ask())).json()["error"]
+    assert error["message"].startswith("prompt is too long: 70 tokens > 64 maximum")
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+async def test_keys_come_in_either_header(fake: FakeTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{hashlib.sha256(b'sk-a').hexdigest()}  team-a\n")
+    async with (
+        running(fake.address, api_key_file=str(path)) as gateway,
+        in_process(gateway) as client,
+    ):
+        for headers in ({"x-api-key": "sk-a"}, {"authorization": "Bearer sk-a"}):
+            reply = await client.post(URL, json=ask(), headers=headers)
+            assert reply.status_code == 200
+        assert seen(fake).limits.tenant == "team-a"
+        refused = await client.post(URL, json=ask(), headers={"x-api-key": "sk-b"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (
+            401, "authentication_error",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", URL), ("POST", f"{URL}/batches")])
+async def test_errors_of_no_route_are_anthropics_too(
+    client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    told = (await client.request(method, path)).json()
+    assert (told["type"], bool(told["error"]["message"])) == ("error", True)
+
+
+async def test_names_of_the_client_stay_its_own(client: httpx.AsyncClient) -> None:
+    choice = {"type": "tool", "name": "please stop now"}
+    error = (await client.post(URL, json=ask(tools=TOOLS, tool_choice=choice))).json()["error"]
+    assert "'please stop now'" in error["message"]

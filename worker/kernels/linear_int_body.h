@@ -229,13 +229,16 @@ __attribute__((noinline)) void add_groups(IntTile& t) {
 #if LANES_LEVEL == 512
   if constexpr (PANELS == 1 && !KEEP) return add_panel_of_ints<W, ROWS, ONCE>(t);
 #endif
-  for (int64_t g = 0; g < t.num_groups; g++)
+  for (int64_t g = 0; g < t.num_groups; g++) {
 #if LANES_LEVEL == 256
-    W::FORMAT == Format::INT4 ? add_group_of_halves<ROWS, PANELS>(t, g)
-                              : add_group_of_words<ROWS, PANELS>(t, g);
+    if constexpr (W::FORMAT == Format::INT4)
+      add_group_of_halves<ROWS, PANELS>(t, g);
+    else
+      add_group_of_words<ROWS, PANELS>(t, g);
 #else
     add_group<W, ROWS, PANELS, KEEP>(t, g);
 #endif
+  }
 }
 
 // One tile over all panels of a piece, side by side while as many are left.
