@@ -60,7 +60,7 @@ test-model: $(VENV)/.stamp ## run parity and multi-session tests on your own fol
 	@test -n "$(MODEL)" || { echo "usage: make test-model MODEL=dir"; exit 2; }
 	$(PY) -m pytest -m model tests --model "$(MODEL)" $(ARGS)
 
-test-clients: $(VENV)/.stamp-run ## run stock clients (openai, litellm, langchain, instructor, ai SDK) against a live stack: MODEL=dir
+test-clients: $(VENV)/.stamp-run ## run stock clients (openai, anthropic, litellm, langchain, instructor, ai SDK) against a live stack: MODEL=dir
 	PY=$(abspath $(PY)) tests/clients/run.sh $(if $(MODEL),"$(MODEL)")
 
 test-lives: $(VENV)/.stamp ## random lives by the thousand, on every KV layout (about ten minutes)

@@ -33,7 +33,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 class OpenBlock:
-    """A block of an answer; `field` of it grows, in deltas of that field's own name."""
+    """A block of an answer; `field` of it grows, in deltas that have the text under `named`."""
 
     def __init__(self, index: int, shown: Shown, delta: str, field: str, named: str) -> None:
         self._index = index
