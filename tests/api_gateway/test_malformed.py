@@ -14,6 +14,7 @@ import pytest
 
 from api_gateway.__main__ import Gateway
 from api_gateway.app import routes
+from protos.limits import MAX_MESSAGES
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, completion, embedding, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer
@@ -219,7 +220,7 @@ CASES: list[tuple[str, Any, str | None]] = [
      "messages[0].tool_call_id"),
     (CHAT, messages({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}),
      "messages[0].tool_calls[0].function.arguments"),
-    (CHAT, messages(*[{"role": "user", "content": "x"}] * 1025), "messages"),
+    (CHAT, messages(*[{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)), "messages"),
     (CHAT, chat(reasoning_effort="much"), "reasoning_effort"),
     # embeddings
     (EMBEDDINGS, embedding(input=[]), "input"),
