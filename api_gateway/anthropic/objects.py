@@ -94,10 +94,8 @@ def message(request_id: str, model: str, content: Sequence[Shown], usage: Shown)
     }
 
 
-def ending(finish: Finish | None, has_calls: bool, max_tokens: int) -> Shown:
+def ending(finish: Finish, has_calls: bool, max_tokens: int) -> Shown:
     """Return why a message ended. `max_tokens` are those that were asked for."""
-    if finish is None:
-        return {"stop_reason": None, "stop_sequence": None}
     if finish.reason == LENGTH:
         is_full = finish.num_output_tokens < max_tokens
         reason = "model_context_window_exceeded" if is_full else "max_tokens"

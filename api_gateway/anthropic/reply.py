@@ -49,8 +49,9 @@ class Telling:
         """Close the blocks; return the last events of them, and why the message ended."""
         told = self.output.end(COMPLETED)
         has_calls = self._answer is not None and self._answer.has_calls
-        max_tokens = self._order.requests[0].limits.max_tokens
-        return told, ending(job.choices[0].finish, has_calls, max_tokens)
+        max_tokens, finish = self._order.requests[0].limits.max_tokens, job.choices[0].finish
+        assert finish is not None
+        return told, ending(finish, has_calls, max_tokens)
 
     def message(self, usage: dict[str, Any]) -> Shown:
         blocks = self.output.blocks
@@ -82,7 +83,7 @@ class MessageStream(Stream):
         self._has_begun = False
 
     def opening(self) -> bytes:
-        """The message begins when its prompt has been counted, a comment may come before."""
+        """The message begins with its first block: by then its prompt has been counted."""
         return b""
 
     async def keep_alive(self) -> None:
