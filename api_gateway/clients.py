@@ -107,7 +107,7 @@ class TextClients:
                 return info
         if name is None or not models:
             raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
-        served = ", ".join(info.id for info in models)
+        served = ", ".join(name for info in models for name in (info.id, *info.aliases))
         raise NotFound(
             f"model {name[:100]!r} is not served here; served: {served}",
             param="model",

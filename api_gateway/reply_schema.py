@@ -235,11 +235,20 @@ class ModelObject(msgspec.Struct):
     owned_by: str
     root: str
     max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
 
 
 class ModelList(msgspec.Struct):
     object: Literal["list"]
     data: list[ModelObject]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class Tokens(msgspec.Struct):

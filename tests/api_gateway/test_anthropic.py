@@ -414,10 +414,14 @@ async def test_anthropics_own_client(fake: FakeTokenizer) -> None:
         async with client.messages.stream(**asked) as stream:
             streamed = await stream.get_final_message()
         counted = await client.messages.count_tokens(model=MODEL, messages=asked["messages"])
+        listed = [model async for model in client.models.list()]
+        found = await client.models.retrieve("alias")
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.messages.create(**{**asked, "stop_sequences": [""]})
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**{**asked, "model": "other"})
+    assert [model.id for model in listed] == [MODEL, "alias"]
+    assert (found.display_name, found.max_input_tokens) == ("alias", 4096)
     assert [block.type for block in whole.content] == ["text", "tool_use"]
     assert [block.model_dump() for block in streamed.content] == [
         {**block.model_dump(), "id": streamed.content[1].id} if block.type == "tool_use"

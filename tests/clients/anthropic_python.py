@@ -15,6 +15,8 @@ with client.messages.stream(**asked) as stream:
     pieces = list(stream.text_stream)
     final = stream.get_final_message()
 assert "".join(pieces) == final.content[0].text and final.stop_reason, final
+assert MODEL in [model.id for model in client.models.list()]
+assert client.models.retrieve(MODEL).created_at.year > 2000
 assert client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens > 0
 
 tool = {"name": "store", "description": "Store a fruit.", "input_schema": SCHEMA}
