@@ -30,6 +30,7 @@ class LoopThread:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=OWN_THREADS[0], daemon=True)
+        self._hooks = threading.local()
         self._thread.start()
 
     @property
@@ -43,9 +44,13 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run `work` there and wait; an exception here (Ctrl-C) cancels it."""
+        why = ""
         if not self.is_open:
-            work.close()
             why = CLOSED if self.is_here else "this LLM is of another process; open one after fork"
+        elif getattr(self._hooks, "are_running", False):
+            why = "a hook cannot ask its own LLM: the answer would wait for the hook"
+        if why:
+            work.close()
             raise RuntimeError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -53,6 +58,18 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def as_hook(self, callback: Callback) -> Callback:
+        """Return a callback in which `run` is refused."""
+
+        def call(name: str, tensor: Any, layer: int) -> None:
+            self._hooks.are_running = True
+            try:
+                callback(name, tensor, layer)
+            finally:
+                self._hooks.are_running = False
+
+        return call if callable(callback) else callback
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -138,9 +155,10 @@ class LLM:
         """Show every intermediate whose name matches `name`, e.g. `attn_*`, to `callback`.
 
         It gets (name, float32 array with a row per token, layer; -1 outside the layers), in the
-        engine's thread. Costs nothing before it is registered nor after `remove()`.
+        engine's thread, where this LLM cannot be asked anything. Costs nothing before it is
+        registered nor after `remove()`.
         """
-        return self._llm.register_hook(name, callback)
+        return self._llm.register_hook(name, self._thread.as_hook(callback))
 
     def close(self) -> None:
         """End all requests and release the model; may be called again."""

@@ -541,6 +541,24 @@ async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(tiny: Path) -> None
             await late
 
 
+def test_a_hook_that_asks_its_own_model_is_told(tiny: Path, llm: LLM) -> None:
+    refused: list[str] = []
+
+    def ask(name: str, tensor: Any, layer: int) -> None:
+        try:
+            one.generate("x", sampled(1))
+        except RuntimeError as error:
+            refused.append(str(error))
+        assert ids(llm.generate("x", sampled(1))[0])  # another one may be asked
+
+    with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as one:
+        hook = one.register_hook("logits", ask)
+        one.generate("x", sampled(1))
+        hook.remove()
+        assert one.generate("x", sampled(1))
+    assert refused and all("its own LLM" in text for text in refused)
+
+
 def test_a_hook_that_fails_costs_no_answer(tiny: Path) -> None:
     with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
         expected = llm.generate("x", sampled(1))
