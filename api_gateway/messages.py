@@ -106,8 +106,9 @@ def part_text(part: dict[str, Any], param: str) -> str:
             f"{param}.{kind[:40]}",
             "unsupported_content",
         )
-    for name in part.keys() - {"type", kind}:
-        raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
+    for name in part.keys() - {"type", kind, "cache_control"}:  # a mark of Anthropic's clients
+        if part[name] is not None:
+            raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
     if not isinstance(part.get(kind), str):
         raise refuse(f"{param}.{kind} must be a string", f"{param}.{kind}", "invalid_type")
     return str(part[kind])

@@ -6,7 +6,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
     ResponseRequest: unserved.RESPONSE,
     MessagesRequest: unserved.MESSAGES,
     Prompted: unserved.MESSAGES,
-    EmbeddingRequest: unserved.ROUTING,
+    EmbeddingRequest: unserved.EMBEDDING,
 }
 _decode = msgspec.json.Decoder().decode
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -36,6 +36,16 @@ _NOTHING = re.compile("Expected `null`, got")  # a field that may be left empty,
 _PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 100
+UNKNOWN = "unknown_field"
+LENGTH = ("max_tokens", "max_output_tokens")
+OTHER_NAMES = {
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
+    "max_completion_tokens": LENGTH,
+    "repeat_penalty": ("repetition_penalty",),
+    "stop_sequences": ("stop",),
+    "typical": ("typical_p",),
+}
+"""Names that other servers and routes have for fields of ours."""
 GZIP = b"\x1f\x8b"
 
 
@@ -46,9 +56,19 @@ def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
     if is_lenient:
         drop_unknown(raw, shape_of(cls))
         drop_beside_texts(raw.get("messages"))
+    try:
+        return typed(raw, cls)
+    except InvalidRequest as error:
+        if error.code != UNKNOWN:
+            raise
+    drop_unknown(raw, shape_of(cls), nulls_only=True)  # they ask for nothing
+    return typed(raw, cls)
+
+
+def typed(raw: dict[str, Any], cls: type[R]) -> R:
     for name in raw:
         if name not in cls.__struct_fields__:
-            raise unknown_field(name, name)
+            raise unknown_field(name, name, cls.__struct_fields__)
     for name, value in raw.items():
         if isinstance(value, float) and value.is_integer():  # JSON's 5.0 is an integer
             raw[name] = int(value)
@@ -126,9 +146,12 @@ def explained(text: str, cls: type[msgspec.Struct]) -> InvalidRequest:
     )
 
 
-def unknown_field(name: str, path: str) -> InvalidRequest:
-    name, path = printable(name), printable(path)
-    return InvalidRequest(f"unknown field {name!r}", param=path, code="unknown_field")
+def unknown_field(name: str, path: str, fields: Collection[str] = ()) -> InvalidRequest:
+    """Say so, and which of the `fields` is meant where another server has a name of its own."""
+    ours = next((ours for ours in OTHER_NAMES.get(name, ()) if ours in fields), "")
+    hint = f": here it is {ours}" if ours else ""
+    message = f"unknown field {printable(name)!r}{hint}"
+    return InvalidRequest(message, param=printable(path), code=UNKNOWN)
 
 
 def join(path: str, name: str) -> str:

@@ -52,8 +52,12 @@ class Router:
         self._routes = routes
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """Return route and parameters; raise NotFound or MethodNotAllowed."""
+        """Return route and parameters; raise NotFound or MethodNotAllowed.
+
+        A slash at the end says nothing.
+        """
         method = "GET" if method == "HEAD" else method
+        path = path.removesuffix("/") or "/"
         if (exact := self._exact.get((method, path))) is not None:
             return exact, {}
         matches = [(r, found) for r in self._routes if (found := r.match(path)) is not None]

@@ -11,6 +11,7 @@ import msgspec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Scalar = str | int | float | bool | None
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -210,7 +211,7 @@ class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
 
 
 class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -220,6 +221,7 @@ class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
 
     @property
     def draws_nothing(self) -> bool:

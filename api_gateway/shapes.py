@@ -13,18 +13,19 @@ _STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[[^\]]*\]")
 shape_of = cache(inspect.type_info)
 
 
-def drop_unknown(value: Any, shape: inspect.Type) -> None:
+def drop_unknown(value: Any, shape: inspect.Type, nulls_only: bool = False) -> None:
     """Remove from `value`, decoded JSON, what objects of that shape have no field for."""
     for option in _options(shape):
         if isinstance(option, inspect.StructType) and isinstance(value, dict):
             fields = {field.encode_name: field.type for field in option.fields}
             for name in value.keys() - fields.keys():
-                del value[name]
-            for name, inner in value.items():
-                drop_unknown(inner, fields[name])
+                if not nulls_only or value[name] is None:
+                    del value[name]
+            for name in value.keys() & fields.keys():
+                drop_unknown(value[name], fields[name], nulls_only)
         elif isinstance(option, inspect.ListType) and isinstance(value, list):
             for inner in value:
-                drop_unknown(inner, option.item_type)
+                drop_unknown(inner, option.item_type, nulls_only)
 
 
 def words_of(shape: inspect.Type, path: str) -> list[Any]:

@@ -157,6 +157,7 @@ def order_completion(
             request.limits.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
         if body.draws_nothing:
             request.limits.kind = SCORE
+        request.text.no_special_tokens = body.add_special_tokens is False
         fill_prompt(request, prompt)
         requests.append(request)
     return order(body, Kind.TEXT, requests, body.logprobs, None, echoes)

@@ -13,6 +13,7 @@ from common.errors import InvalidRequest
 _NOTHING: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
+IN_MEMORY: tuple[Any, ...] = (None, "in_memory", "in-memory")
 
 ROUTING: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
@@ -38,6 +39,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "lora": _NOTHING,
     "lora_path": _NOTHING,
     "no_stop_trim": _OFF,
+    "num_beams": (None, 1),
     "regex": _NOTHING,
     "return_tokens_as_token_ids": _OFF,
     "spaces_between_special_tokens": (None, True),
@@ -58,7 +60,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "prompt_cache_retention": _NOTHING,
+    "prompt_cache_retention": IN_MEMORY,
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }
@@ -70,7 +72,7 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "moderation": _NOTHING,
     "previous_response_id": _NOTHING,
     "prompt": _NOTHING,
-    "prompt_cache_retention": _NOTHING,
+    "prompt_cache_retention": IN_MEMORY,
     "service_tier": (None, "auto", "default"),
     "store": _OFF,
 }
@@ -90,9 +92,12 @@ MESSAGES: dict[str, tuple[Any, ...]] = {
     "user_profile_id": _NOTHING,
     "workspace_id": _NOTHING,
 }
+EMBEDDING: dict[str, tuple[Any, ...]] = {
+    **ROUTING,
+    "truncate_prompt_tokens": (None, -1),  # to the context: longer ones are refused
+}
 COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    "add_special_tokens": (None, True),
     "prompt_embeds": _NOTHING,
     "suffix": (None, ""),
 }

@@ -27,7 +27,7 @@ LIMITS: dict[str, Bound] = {
     "seed": Bound(-(2**63), 2**64 - 1),
     "max_tokens": Bound(1, 2**24),
     "min_tokens": Bound(0, 2**24),
-    "n": Bound(1, 8),
+    "n": Bound(1, 128),
     "logprobs": Bound(0, 20),
     "priority": Bound(-1000, 1000),
     "timeout_ms": Bound(1, 86_400_000),

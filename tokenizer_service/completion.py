@@ -99,15 +99,14 @@ class Completion:
             limits.max_tokens = 1  # the least that the engine takes; none is drawn
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
-        elif request.limits.max_tokens > room and request.text.cut_max_tokens:
-            limits.max_tokens = room
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
-            raise InvalidRequest(
-                f"{context}, the prompt has {num_prompt_tokens}, and max_tokens is "
-                f"{request.limits.max_tokens}: at most {room} are left",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            if request.limits.max_tokens > max_model_len and not request.text.cut_max_tokens:
+                raise InvalidRequest(
+                    f"{context}, and max_tokens is {request.limits.max_tokens}",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+            limits.max_tokens = room
         limits.n = max(1, request.limits.n)
         if request.limits.kind == EMBED and not request.limits.HasField("pooling"):
             limits.pooling = self.pooling

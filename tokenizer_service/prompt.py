@@ -86,7 +86,8 @@ class PromptBuilder:
             self._served(prompt.token_ids, param)
             return prompt
         if kind == "prompt":
-            return Prompt(self._served(await self.text(request.prompt, param), param))
+            column = await self.text(request.prompt, param, not request.text.no_special_tokens)
+            return Prompt(self._served(column, param))
         raise InvalidRequest("the request has no input", param=param)
 
     def _served(self, column: bytes, param: str) -> bytes:

@@ -37,8 +37,6 @@ OWN_NAMES = (
     (".function", ""),
     ("stop", "stop_sequences"),
 )
-EFFORTS = {"max": "xhigh", None: "high"}
-"""Words for how much to think that are others in a chat request."""
 
 
 def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
@@ -93,7 +91,7 @@ def effort_of(body: Prompted, info: ModelInfo) -> Any:
         return None
     if body.thinking and body.thinking.type == "disabled":
         return "none"
-    return EFFORTS.get(effort, effort)
+    return effort or "high"
 
 
 def tools_of(body: Prompted) -> dict[str, Any]:

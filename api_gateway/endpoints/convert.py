@@ -121,6 +121,7 @@ class Convert:
                 asked = ConvertRequest(model=model)
                 if isinstance(prompt, str):
                     asked.text = prompt
+                    asked.no_special_tokens = body.add_special_tokens is False
                 else:
                     asked.token_ids = pack(prompt)
                 replies.append(await self._calls.convert_prompt(asked))

@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api_gateway.schema import Routing
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+from api_gateway.schema import Effort, Routing, Scalar, StructuredOutputs
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +83,11 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    structured_outputs: StructuredOutputs | None = None
     client_metadata: dict[str, str] | None = None  # of Codex, about itself
 
     @property

@@ -175,7 +175,7 @@ async def test_tools_that_may_not_be_called_are_not_shown(
         ({"type": "enabled", "budget_tokens": 1024}, None,
          {"enable_thinking": True, "reasoning_effort": "high"}),
         ({"type": "adaptive"}, {"effort": "max"},
-         {"enable_thinking": True, "reasoning_effort": "xhigh"}),
+         {"enable_thinking": True, "reasoning_effort": "max"}),
         ({"type": "adaptive", "display": "omitted"}, {"effort": "low"},
          {"enable_thinking": True, "reasoning_effort": "low"}),
     ],

@@ -17,7 +17,7 @@ async def test_unknown_routes_and_methods_answer_in_openai_shape(client: httpx.A
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/", 404),
-        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/models//", 404),
         ("POST", "/v1/requests//cancel", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models/x", 405),
@@ -29,6 +29,11 @@ async def test_unknown_routes_and_methods_answer_in_openai_shape(client: httpx.A
         assert reply.headers["x-request-id"] == reply.json()["error"]["request_id"]
     assert (await client.get("/v1/completions")).headers["allow"] == "POST"
     assert (await client.head("/live")).status_code == 200
+
+
+async def test_a_slash_at_the_end_says_nothing(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/live/")).json() == (await client.get("/live")).json()
+    assert (await client.post("/v1/chat/completions/", json=chat())).status_code == 200
 
 
 async def test_a_request_id_goes_in_and_out(client: httpx.AsyncClient) -> None:

@@ -43,7 +43,8 @@ async def test_a_part_of_a_vector_has_length_one_again(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
     fake.script = embed
-    part = (await client.post(URL, json=embedding(dimensions=2))).json()["data"][0]["embedding"]
+    asked = embedding(dimensions=2, truncate_prompt_tokens=-1)
+    part = (await client.post(URL, json=asked)).json()["data"][0]["embedding"]
     assert part == pytest.approx([0.6, 0.8]) and math.hypot(*part) == pytest.approx(1)
     raw = (await client.post(URL, json=embedding(normalize=False))).json()["data"][0]["embedding"]
     assert raw == list(VECTOR)

@@ -98,7 +98,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(max_tokens=5, max_completion_tokens=6), "max_completion_tokens"),
     (CHAT, chat(max_tokens=2, min_tokens=3), "min_tokens"),
     (CHAT, chat(n=0), "n"),
-    (CHAT, chat(n=9), "n"),
+    (CHAT, chat(n=129), "n"),
     (CHAT, chat(n=10**6), "n"),
     (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 400), "seed"),
     (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 9000), None),
@@ -260,6 +260,9 @@ CASES: list[tuple[str, Any, str | None]] = [
     (RESPONSES, {"model": MODEL, "input": "hi", "metadata": {"k" * 65: "v"}}, "metadata"),
     (CHAT, chat(echo=True), "echo"),
     (CHAT, chat(truncate_prompt_tokens=4), "truncate_prompt_tokens"),
+    (EMBEDDINGS, embedding(truncate_prompt_tokens=4), "truncate_prompt_tokens"),
+    (COMPLETIONS, completion(num_beams=4), "num_beams"),
+    (CHAT, chat(mine=0), "mine"),
     (COMPLETIONS, completion(best_of=2), "best_of"),
     (COMPLETIONS, completion(best_of=True), "best_of"),
     (CHAT, chat(best_of=2), "best_of"),
@@ -301,7 +304,8 @@ async def test_a_bad_body_is_named_and_harms_nobody(
 
 
 def good(path: str) -> dict[str, Any]:
-    return chat() if path == CHAT else completion()
+    kinds = {CHAT: chat(), EMBEDDINGS: embedding(), RESPONSES: {"model": MODEL, "input": "hi"}}
+    return kinds.get(path, completion())
 
 
 DEEP = [
@@ -367,6 +371,25 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"regex": None, "ebnf": None, "lora_path": None, "custom_params": None}),
     (COMPLETIONS, {"no_stop_trim": False, "return_tokens_as_token_ids": None}),
     (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 0, "max_tokens": 1, "top_p": 1}),
+    (COMPLETIONS, {"num_beams": 1, "thinking_token_budget": None}),
+    (CHAT, {"prompt_cache_retention": "in_memory", "thinking": None}),
+    (
+        CHAT,
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "provider_specific_fields": None,
+                    "content": [
+                        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+                        {"type": "text", "text": "b", "annotations": None},
+                    ],
+                }
+            ],
+            "tools": [{**tool("f"), "mine": None}],
+        },
+    ),
+    (RESPONSES, {"stop": None, "mine": None}),
 ]
 
 
@@ -376,6 +399,25 @@ async def test_fields_that_ask_for_nothing_are_accepted(
 ) -> None:
     reply = await client.post(path, json=good(path) | more)
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "ours"),
+    [
+        (CHAT, "max_new_tokens", "max_tokens"),
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+        (COMPLETIONS, "max_completion_tokens", "max_tokens"),
+        (RESPONSES, "max_tokens", "max_output_tokens"),
+        (EMBEDDINGS, "max_tokens", None),
+    ],
+)
+async def test_a_field_of_another_name_is_told_ours(
+    client: httpx.AsyncClient, path: str, name: str, ours: str | None
+) -> None:
+    error = (await client.post(path, json=good(path) | {name: 5})).json()["error"]
+    assert (error["param"], error["code"]) == (name, "unknown_field")
+    hint = f": here it is {ours}" if ours else ""
+    assert error["message"] == f"unknown field {name!r}{hint}"
 
 
 async def test_bodies_over_the_limit_are_413(client: httpx.AsyncClient) -> None:

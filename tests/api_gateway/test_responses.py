@@ -289,6 +289,18 @@ async def test_errors_from_below_name_the_clients_fields(
         assert error["message"] == "max_output_tokens 9 is too many"
 
 
+async def test_fields_of_vllms_form_go_down_the_line(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    more = {"ignore_eos": True, "stop": "x", "stop_token_ids": [4]}
+    body = ask(**more, chat_template_kwargs={"a": 1}, structured_outputs={"regex": "H.*"})
+    assert (await client.post(URL, json=body)).status_code == 200
+    seen = list(fake.streams[-1].requests_seen.values())[-1]
+    assert (seen.text.ignore_eos, list(seen.text.stop)) == (True, ["x"])
+    assert (list(seen.text.stop_token_ids), seen.text.grammar.text) == ([4], "H.*")
+    assert json.loads(seen.chat.template_kwargs_json) == {"a": 1}
+
+
 async def test_a_prompt_refused_below_is_called_input(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

@@ -26,7 +26,7 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("top_k", 1.5, "top_k must be a whole number"),
         ("max_tokens", 0, "max_tokens must be between 1 and 16777216, got 0"),
         ("max_tokens", True, "max_tokens must be a whole number, got True"),
-        ("n", 9, "n must be between 1 and 8"),
+        ("n", 129, "n must be between 1 and 128"),
         ("logprobs", 21, "logprobs must be between 0 and 20"),
         ("seed", 2**64, "seed must be between"),
         ("min_tokens", 17, "min_tokens is 17, more than max_tokens"),

@@ -119,17 +119,23 @@ def test_a_prompt_without_room_names_both_numbers(chat: ChatInput | None, param:
     assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
 
 
-def test_max_tokens_beyond_the_room_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="at most 54") as caught:
-        completion().limits(request(limits=Limits(max_tokens=55)), 10, 64)
+def test_max_tokens_beyond_the_context_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="is 64 tokens, and max_tokens is 65") as caught:
+        completion().limits(request(limits=Limits(max_tokens=65)), 10, 64)
     assert caught.value.param == "max_tokens"
 
 
-@pytest.mark.parametrize(("wanted", "drawn"), [(5, 5), (54, 54), (55, 54), (32_000, 54)])
-def test_max_tokens_beyond_the_room_are_cut_where_the_request_says_so(
-    wanted: int, drawn: int
+@pytest.mark.parametrize(
+    ("wanted", "drawn", "options"),
+    [
+        (5, 5, {}), (54, 54, {}), (55, 54, {}), (64, 54, {}),
+        (5, 5, {"cut_max_tokens": True}), (32_000, 54, {"cut_max_tokens": True}),
+    ],
+)  # fmt: skip
+def test_max_tokens_beyond_the_room_are_cut(
+    wanted: int, drawn: int, options: dict[str, bool]
 ) -> None:
-    given = request(limits=Limits(max_tokens=wanted), text=TextOptions(cut_max_tokens=True))
+    given = request(limits=Limits(max_tokens=wanted), text=TextOptions(**options))
     assert completion().limits(given, 10, 64).max_tokens == drawn
     with pytest.raises(InvalidRequest, match="maximum context"):
         completion().limits(given, 64, 64)
