@@ -48,7 +48,7 @@ def error_headers(error: ServiceError) -> Headers:
     headers: Headers = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    if error.http_status == 408:  # clients of OpenAI's would ask again, for as long again
+    if error.http_status in (401, 403, 408):  # clients would ask again, Claude Code for minutes
         headers.append((b"x-should-retry", b"false"))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

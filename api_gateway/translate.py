@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -73,6 +74,8 @@ class Order:
     """What stands before the answer of each prompt, empty = nothing."""
     asked: dict[str, Any] | None = None
     """What a response repeats of its request."""
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Of a response: what the names of some functions are made of."""
     dimensions: int | None = None
     is_base64: bool = False
     normalize: bool = True

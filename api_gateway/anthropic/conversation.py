@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
+from api_gateway.anthropic.offered import as_function
 from api_gateway.anthropic.schema import (
     BLOCKS,
+    RESULTS,
     Block,
     CallBlock,
     CallResultBlock,
     Content,
+    OfferedTool,
     Prompted,
     Speaker,
     TextBlock,
@@ -24,6 +29,7 @@ from api_gateway.schema import FunctionCall, Message, ToolCall
 from protos import limits
 from protos.json_fields import dumps
 
+T = TypeVar("T", bound=msgspec.Struct)
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """What Claude Code writes before its system prompt. It is another in every request, says nothing to
 a model, and would let no request find the cached prefix of the one before."""
@@ -33,7 +39,7 @@ def messages_of(body: Prompted) -> list[Message]:
     """Return the conversation; raise InvalidRequest that names the block."""
     if not body.messages:
         raise refuse("messages is empty", "messages")
-    gathering = Gathering()
+    gathering = Gathering({tool.name: tool for tool in body.tools or []})
     if body.system is not None:
         texts = [BILLING.sub("", text, count=1) for text in texts_of(body.system, "system")]
         if any(texts):
@@ -85,10 +91,11 @@ class Result:
 
 
 class Gathering:
-    """Puts blocks together."""
+    """Puts blocks together. `tools` are those that a result may refer to, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, OfferedTool]) -> None:
         self.sides: list[Side | Result] = []
+        self._tools = tools
 
     def last(self, role: Speaker) -> Side:
         """Return what that side is saying now."""
@@ -102,7 +109,7 @@ class Gathering:
         if isinstance(block, TextBlock):
             self.last(role).texts.append(block.text)
         elif isinstance(block, CallResultBlock):
-            text = "\n".join(texts_of(block.content or "", f"{param}.content"))
+            text = "\n".join(self._result(block.content or "", f"{param}.content"))
             said = f"Error: {text}" if block.is_error else text
             self.sides.append(Result(block.tool_use_id, said))
         elif isinstance(block, CallBlock):
@@ -113,6 +120,16 @@ class Gathering:
             calls.append(ToolCall(id=block.id, function=call))
         elif isinstance(block, ThoughtBlock) and block.thinking:
             self.last(role).thoughts.append(block.thinking)
+
+    def _result(self, content: Content, param: str) -> Iterator[str]:
+        """Yield the texts of a result; a tool that it refers to is told."""
+        for block in contents_of(content, RESULTS, param):
+            if isinstance(block, TextBlock):
+                yield block.text
+            elif (tool := self._tools.get(block.tool_name)) is not None:
+                yield f"This tool can be called now: {dumps(as_function(tool)).decode()}"
+            else:
+                yield f"There is no tool {block.tool_name}."
 
 
 def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:
@@ -128,8 +145,13 @@ def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:
 
 def texts_of(content: Content, param: str) -> list[str]:
     """Return the texts of a content that can be nothing else."""
+    return [block.text for block in contents_of(content, {"text": TextBlock}, param)]
+
+
+def contents_of(content: Content, kinds: Mapping[str, type[T]], param: str) -> list[T | TextBlock]:
+    """Return a content that is text, or blocks of `kinds`."""
     if isinstance(content, str):
-        return [content]
+        return [TextBlock(content)]
     check_count(content, limits.MAX_CONTENT_PARTS, param)
-    kinds, why = {"text": TextBlock}, "this server reads text"
-    return [typed(raw, kinds, f"{param}[{index}]", why).text for index, raw in enumerate(content)]
+    why = "this server reads text"
+    return [typed(raw, kinds, f"{param}[{index}]", why) for index, raw in enumerate(content)]

@@ -14,6 +14,9 @@ from protos.json_fields import loads
 
 Shown = dict[str, Any]
 TOO_LONG = re.compile(r"context length is (\d+) tokens.* but the prompt has (\d+)")
+UNREAD = re.compile(r"(messages\[.*\]): type '(image|document)'")
+INDEX = re.compile(r"\[(\d+)\]")
+RESULT = re.compile(r"(\.content\.\d+)\.content")
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 ERRORS = {
     401: "authentication_error",
@@ -119,7 +122,12 @@ def usage_object(usage: Mapping[str, Any]) -> Shown:
 
 
 def in_their_words(error: ServiceError) -> str:
-    """Return the message; clients that shorten a conversation go by how it begins."""
+    """Return the message. Claude Code goes by how it begins: to shorten the conversation, or to
+    take out what cannot be read."""
+    if error.code == "unsupported_content" and (found := UNREAD.match(error.message)):
+        path = INDEX.sub(r".\1", found[1])
+        path = RESULT.sub(r"\1.tool_result.content", path)
+        return f"{path}.{found[2]}: {error.message}"
     found = TOO_LONG.search(error.message) if error.code == "context_length_exceeded" else None
     if found is None:
         return error.message

@@ -23,13 +23,17 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OfferedTool(msgspec.Struct):
-    """A function that the model may call; marks for caches and streams are passed over."""
+    """A function that the model may call; marks for caches and streams are passed over.
+
+    One whose loading is deferred may be called once the result of a call has referred to it.
+    """
 
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,7 +49,7 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates", "highlights"] | None = None
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,6 +134,12 @@ class CallResultBlock(msgspec.Struct):
     is_error: bool | None = None
 
 
+class ReferenceBlock(msgspec.Struct):
+    """A tool that a search among those whose loading is deferred has found."""
+
+    tool_name: str
+
+
 Block = TextBlock | ThoughtBlock | HiddenThoughtBlock | CallBlock | CallResultBlock
 BLOCKS: dict[Speaker, dict[str, type[Block]]] = {
     "user": {"text": TextBlock, "tool_result": CallResultBlock},
@@ -142,3 +152,9 @@ BLOCKS: dict[Speaker, dict[str, type[Block]]] = {
     "system": {"text": TextBlock},
 }
 """By the role of the message."""
+REFERENCE = "tool_reference"
+RESULTS: dict[str, type[TextBlock] | type[ReferenceBlock]] = {
+    "text": TextBlock,
+    REFERENCE: ReferenceBlock,
+}
+"""What the result of a call may be made of."""

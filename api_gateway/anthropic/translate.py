@@ -6,19 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from api_gateway.anthropic.conversation import messages_of
+from api_gateway.anthropic.offered import shown_tools, tools_of
 from api_gateway.anthropic.schema import MessagesRequest, OutputFormat, Prompted
-from api_gateway.checks import refuse
 from api_gateway.own_words import own_words
-from api_gateway.schema import (
-    ChatRequest,
-    Function,
-    FunctionName,
-    JsonSchema,
-    Message,
-    NamedTool,
-    ResponseFormat,
-    Tool,
-)
+from api_gateway.schema import ChatRequest, JsonSchema, Message, ResponseFormat
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
@@ -68,6 +59,8 @@ def order_messages(body: Prompted, caller: Caller) -> Order:
         order = order_chat(chat, caller)
     for request in order.requests:
         request.text.cut_max_tokens = True
+        if request.chat.tools_json and (shown := shown_tools(body)):
+            request.chat.tools_json = shown
     return replace(
         order,
         kind=Kind.MESSAGE,
@@ -92,28 +85,6 @@ def effort_of(body: Prompted, info: ModelInfo) -> Any:
     if body.thinking and body.thinking.type == "disabled":
         return "none"
     return effort or "high"
-
-
-def tools_of(body: Prompted) -> dict[str, Any]:
-    """Return the tools and which of them may, or must, be called."""
-    tools = [
-        Tool(function=Function(tool.name, tool.description, tool.input_schema, tool.strict))
-        for tool in body.tools or []
-    ]
-    choice = body.tool_choice
-    if choice is None:
-        return {"tools": tools or None}
-    if (choice.type == "tool") != (choice.name is not None):
-        wrong = "not allowed" if choice.name is not None else "required"
-        raise refuse(f"tool_choice.name is {wrong} with type {choice.type}", "tool_choice.name")
-    chosen: Any = "required" if choice.type == "any" else choice.type
-    if choice.name is not None:
-        chosen = NamedTool(function=FunctionName(choice.name))
-    return {
-        "tools": tools or None,
-        "tool_choice": chosen if tools or chosen != "auto" else None,
-        "parallel_tool_calls": not choice.disable_parallel_tool_use,
-    }
 
 
 def response_format_of(given: OutputFormat | None) -> ResponseFormat | None:

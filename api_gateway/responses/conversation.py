@@ -8,6 +8,7 @@ import msgspec
 
 from api_gateway.checks import check_count, refuse
 from api_gateway.items import typed
+from api_gateway.responses.offered import full_name
 from api_gateway.responses.schema import (
     ITEMS,
     CallItem,
@@ -25,6 +26,7 @@ TEXTS = {
     "summary_text": "text", "refusal": "refusal",
 }  # fmt: skip
 """Kinds of parts, and where their text stands."""
+NO_IMAGE = "[an image, which this model cannot see: it reads text]"
 
 
 def messages_of(body: ResponseRequest) -> list[Message]:
@@ -58,10 +60,11 @@ class Gathering:
             else:
                 self._append(Message(role=item.role, content=content))
         elif isinstance(item, CallOutputItem):
-            output = text_of(item.output, f"{param}.output")
+            output = text_of(item.output, f"{param}.output", is_result=True)
             self._append(Message(role="tool", content=output, tool_call_id=item.call_id))
         elif isinstance(item, CallItem):
-            call = FunctionCall(name=item.name, arguments=item.arguments)
+            name = full_name(item.namespace, item.name)
+            call = FunctionCall(name=name, arguments=item.arguments)
             turn = self._assistant(is_new=False)
             turn.tool_calls = [*(turn.tool_calls or []), ToolCall(id=item.call_id, function=call)]
         else:
@@ -96,16 +99,21 @@ def item_of(raw: dict[str, Any], param: str) -> Item:
     return typed(raw, ITEMS, param, why, default="message")
 
 
-def text_of(content: str | list[dict[str, Any]], param: str) -> str:
+def text_of(content: str | list[dict[str, Any]], param: str, is_result: bool = False) -> str:
     """Return a content as one text, its parts line by line as in chat requests."""
     if isinstance(content, str):
         return content
     check_count(content, limits.MAX_CONTENT_PARTS, param)
-    return "\n".join(part_text(part, f"{param}[{k}]") for k, part in enumerate(content))
+    parts = enumerate(content)
+    return "\n".join(part_text(part, f"{param}[{index}]", is_result) for index, part in parts)
 
 
-def part_text(part: dict[str, Any], param: str) -> str:
+def part_text(part: dict[str, Any], param: str, is_result: bool) -> str:
+    """Return the text of a part. Of the result of a call (`is_result`) the model is told which
+    images it cannot see: it has asked for them, and Codex could never take them back."""
     kind = part.get("type")
+    if is_result and kind == "input_image":
+        return NO_IMAGE
     name = TEXTS.get(kind) if isinstance(kind, str) else None
     if name is None:
         raise refuse(

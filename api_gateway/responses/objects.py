@@ -51,8 +51,9 @@ def text_part(text: str, logprobs: Sequence[Shown]) -> Shown:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Shown:
-    shown = {"id": item_id, "type": "function_call", "call_id": call_id, "name": name}
+def call_item(item_id: str, call_id: str, names: Shown, arguments: str, status: str) -> Shown:
+    """Return a call; `names` are its function's name and, if it is in one, namespace."""
+    shown = {"id": item_id, "type": "function_call", "call_id": call_id, **names}
     return {**shown, "arguments": arguments, "status": status}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -105,10 +105,10 @@ class Speech:
 class Called:
     """An open function call."""
 
-    def __init__(self, place: Place, call_id: str, name: str) -> None:
+    def __init__(self, place: Place, call_id: str, names: Shown) -> None:
         self._place = place
         self._call_id = call_id
-        self._name = name
+        self._names = names
         self._arguments = ""
 
     def begin(self) -> bytes:
@@ -120,19 +120,22 @@ class Called:
 
     def end(self, status: str) -> tuple[bytes, Shown]:
         item = self._item(status)
-        told = self._place.of_call("done", name=self._name, arguments=self._arguments)
+        told = self._place.of_call("done", name=self._names["name"], arguments=self._arguments)
         return told + self._place.of_item("done", item), item
 
     def _item(self, status: str) -> Shown:
-        return call_item(self._place.id, self._call_id, self._name, self._arguments, status)
+        return call_item(self._place.id, self._call_id, self._names, self._arguments, status)
 
 
 class Items:
     """Opens the items of a response."""
 
-    def __init__(self, head: Head, events: Events) -> None:
+    def __init__(
+        self, head: Head, events: Events, namespaces: Mapping[str, tuple[str, str]]
+    ) -> None:
         self._head = head
         self._events = events
+        self._namespaces = namespaces
 
     def thoughts(self, index: int) -> Thoughts:
         return Thoughts(self._place("rs", index))
@@ -141,7 +144,9 @@ class Items:
         return Speech(self._place("msg", index))
 
     def call(self, index: int, call_id: str, name: str) -> Called:
-        return Called(self._place("fc", index), call_id, name)
+        namespace, own = self._namespaces.get(name, (None, name))
+        names = {"name": own, **({"namespace": namespace} if namespace else {})}
+        return Called(self._place("fc", index), call_id, names)
 
     def _place(self, kind: str, index: int) -> Place:
         return Place(self._events, self._head.item_id(kind, index), index)

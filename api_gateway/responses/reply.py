@@ -28,7 +28,7 @@ class Telling:
     def __init__(self, call: Call, order: Order, created: int) -> None:
         self.head = Head(call.request_id, created, order.model, order.asked or {})
         self.events = Events()
-        self.output = Output(Items(self.head, self.events))
+        self.output = Output(Items(self.head, self.events, order.namespaces))
         self._order = order
         self._request_id = call.request_id
         self._answer: Answer | None = None

@@ -12,6 +12,8 @@ import msgspec
 
 from api_gateway.schema import Effort, Routing, Scalar, StructuredOutputs
 
+Summary = Literal["auto", "concise", "detailed"]
+
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
     """The form of the answer; `name` and `schema` are for json_schema."""
@@ -32,8 +34,8 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     """How much to think. Thoughts are told as they are, whatever summary is asked for."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
 
 
 class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +46,15 @@ class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class Namespace(msgspec.Struct, forbid_unknown_fields=True):
+    """Functions that go by a name of their own in it."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[ResponseTool]
+    description: str | None = None
 
 
 class ResponseNamedTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,7 +87,7 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
         None
     )
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -109,6 +120,7 @@ class CallItem(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class CallOutputItem(msgspec.Struct):

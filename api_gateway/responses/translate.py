@@ -10,19 +10,19 @@ import msgspec
 from api_gateway.checks import check_bound, refuse
 from api_gateway.own_words import own_words
 from api_gateway.responses.conversation import messages_of
+from api_gateway.responses.offered import Offered, offered
 from api_gateway.responses.schema import ResponseNamedTool, ResponseRequest, TextFormat
 from api_gateway.schema import (
     ChatRequest,
-    Function,
     FunctionName,
     JsonSchema,
     NamedTool,
     ResponseFormat,
-    Tool,
 )
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
+from protos.common_pb2 import ModelInfo
 
 SAME = (
     "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
@@ -42,8 +42,12 @@ OWN_NAMES = (
 )
 
 
-def chat_of(body: ResponseRequest) -> ChatRequest:
-    """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
+def chat_of(body: ResponseRequest, tools: Offered, info: ModelInfo) -> ChatRequest:
+    """Return the chat request, checked; raise InvalidRequest with the client's own fields.
+
+    Clients ask every model to think: it is no error where one does not.
+    """
+    effort = body.reasoning.effort if body.reasoning and info.reasoning_format else None
     messages = messages_of(body)
     check_bound("max_output_tokens", body.max_output_tokens, "max_tokens")
     chat = ChatRequest(
@@ -51,10 +55,10 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
         messages=messages,
         max_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs or None,
-        tools=tools_of(body),
-        tool_choice=tool_choice_of(body),
+        tools=None if body.tools is None else tools.functions,
+        tool_choice=tool_choice_of(body, tools),
         response_format=response_format_of(body.text.format if body.text else None),
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        reasoning_effort=effort,
     )
     with own_words(OWN_NAMES):
         check_chat(chat)
@@ -63,7 +67,8 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
 
 def order_response(body: ResponseRequest, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
-    chat = chat_of(body)
+    tools = offered(body.tools)
+    chat = chat_of(body, tools, caller.info)
     with own_words(OWN_NAMES):
         order = order_chat(chat, caller)
     field = "text.format" if order.grammar_field == RESPONSE else order.grammar_field
@@ -72,22 +77,14 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
         kind=Kind.RESPONSE,
         grammar_field=field,
         length_field="max_output_tokens",
-        asked=asked_of(body),
+        asked=asked_of(body, tools),
+        namespaces=tools.namespaces,
     )
 
 
-def tools_of(body: ResponseRequest) -> list[Tool] | None:
-    if body.tools is None:
-        return None
-    return [
-        Tool(function=Function(tool.name, tool.description, tool.parameters, tool.strict))
-        for tool in body.tools
-    ]
-
-
-def tool_choice_of(body: ResponseRequest) -> Any:
+def tool_choice_of(body: ResponseRequest, tools: Offered) -> Any:
     choice = body.tool_choice
-    if choice == "auto" and not body.tools:
+    if choice == "auto" and not tools.functions:
         return None  # what a response repeats when nothing was chosen; Codex always sends it
     if isinstance(choice, ResponseNamedTool):
         return NamedTool(function=FunctionName(choice.name))
@@ -109,12 +106,11 @@ def response_format_of(given: TextFormat | None) -> ResponseFormat | None:
     return ResponseFormat("json_schema", shape)
 
 
-def asked_of(body: ResponseRequest) -> dict[str, Any]:
+def asked_of(body: ResponseRequest, tools: Offered) -> dict[str, Any]:
     """Return what a response repeats of its request, in OpenAI's fields."""
     reasoning, text = body.reasoning, body.text
     given = text.format if text and text.format else TextFormat("text")
     shape = {k: v for k, v in msgspec.to_builtins(given).items() if v is not None}
-    tools = msgspec.to_builtins(body.tools or [])
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -130,7 +126,7 @@ def asked_of(body: ResponseRequest) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": shape, "verbosity": "medium"},
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
-        "tools": tools,
+        "tools": tools.shown,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",

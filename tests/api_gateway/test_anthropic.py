@@ -397,6 +397,53 @@ async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: Fake
     assert (last["error"]["message"], last["error"]["code"]) == ("broken", "worker_failed")
 
 
+async def test_tools_whose_loading_is_deferred(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """The template does not show them; one that a result refers to is told there, and callable."""
+    fake.script = saying((W, 0))
+    search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+    later = [{**tool, "defer_loading": True} for tool in TOOLS]
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("get_weather", "gone")]
+    messages = [
+        USER,
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c1", "name": "ToolSearch", "input": {}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": found}]},
+    ]  # fmt: skip
+    whole = await both(client, ask(messages=messages, tools=[search, *later]))
+    assert [block["name"] for block in whole["content"]] == ["get_weather"]
+    shown = json.loads(seen(fake).chat.tools_json)
+    assert [tool["function"]["name"] for tool in shown] == ["ToolSearch"]
+    told, gone = json.loads(seen(fake).chat.messages_json)[-1]["content"].split("\n")
+    assert json.loads(told.removeprefix("This tool can be called now: "))["function"] == {
+        "name": "get_weather", "description": "of a city", "parameters": CITY,
+    }  # fmt: skip
+    assert gone == "There is no tool gone."
+    unknown = await both(client, ask(tools=[search, *later]))
+    assert [block["type"] for block in unknown["content"]] == ["text"]  # nobody has referred to it
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [
+        ([{"type": "image", "source": {}}], "messages.0.content.0.image"),
+        ([{"type": "text", "text": "a"}, {"type": "document", "source": {}}],
+         "messages.0.content.1.document"),
+        ([{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}],
+         "messages.0.content.0.tool_result.content.0.image"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_read_is_named_as_claude_code_looks_for_it(
+    client: httpx.AsyncClient, content: Any, path: str
+) -> None:
+    """It then takes the block out of its conversation and asks again."""
+    reply = await client.post(URL, json=ask(messages=[{"role": "user", "content": content}]))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"{path}: messages[0].content")
+
+
 async def test_a_model_that_is_not_served(client: httpx.AsyncClient) -> None:
     reply = await client.post(URL, json=ask(model="claude-opus-4"))
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")

@@ -113,6 +113,7 @@ async def test_all_routes_but_the_listed_ones_ask_for_a_key(
                 reply = await http.request(route.method, path)
                 assert reply.status_code == 401, route.path
                 assert reply.headers["www-authenticate"] == "Bearer"
+                assert reply.headers["x-should-retry"] == "false"
                 assert reply.json()["error"]["code"] == "invalid_api_key"
         for path in ("/live", "/version", "/metrics", "/", "/ui/app.js"):
             assert (await http.get(path)).status_code == 200, path

@@ -19,7 +19,7 @@ from api_gateway.parsers.calls import Offer
 from api_gateway.responses.objects import Head
 from api_gateway.responses.output import Events, Items
 from api_gateway.tools import FORMATS, ToolPlan
-from protos.common_pb2 import ERROR, LENGTH, Grammar
+from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running, serving
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream, echo
@@ -132,7 +132,7 @@ async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -
 
 def test_a_call_goes_on_before_what_follows_it() -> None:
     """What is left of its arguments may come together with text behind it."""
-    output = Output(Items(Head("r", 0, MODEL, {}), Events()))
+    output = Output(Items(Head("r", 0, MODEL, {}), Events(), {}))
     begun = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}
     output.take(Said(parts=[begun]), [])
     output.take(Said("hm", [{"index": 0, "function": {"arguments": ": 1}"}}, "more"]), [])
@@ -146,7 +146,7 @@ def test_a_call_goes_on_before_what_follows_it() -> None:
 def test_items_stand_in_the_order_of_the_text(cuts: tuple[int, ...]) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\nDone.'
     plan = ToolPlan(FORMATS["hermes"], Offer(frozenset({"f"})), "", False)
-    reader, output = CallReader(plan, "r", 0), Output(Items(Head("r", 0, MODEL, {}), Events()))
+    reader, output = CallReader(plan, "r", 0), Output(Items(Head("r", 0, MODEL, {}), Events(), {}))
     for start, stop in pairwise((0, *cuts, len(text))):
         output.take(Said(parts=reader.read(text[start:stop], stop == len(text))), [])
     output.end("completed")
@@ -254,7 +254,12 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
         (ask(background=True), "background"),
         (ask(truncation="auto"), "truncation"),
         (ask(max_tokens=5), "max_tokens"),
-        (ask(tools=[{"type": "web_search"}]), "tools[0].type"),
+        (ask(tools=[{"type": "file_search"}]), "tools[0].type"),
+        (ask(tools=[{"type": "web_search"}], tool_choice="required"), "tool_choice"),
+        (ask(tools=[{"type": "namespace", "name": "n", "tools": [{"type": "x", "name": "f"}]}]),
+         "tools[0].tools[0].type"),
+        (ask(tools=[{"type": "namespace", "name": "n" * 60, "tools": [TOOL]}]),
+         "tools[0].tools[0].name"),
         (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
         (ask(tools=[TOOL], tool_choice={"type": "function", "name": "x"}), "tool_choice.name"),
         (ask(text={"format": {"type": "json_schema", "name": "n"}}), "text.format.schema"),
@@ -262,7 +267,7 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
          "text.format.name"),
         (ask(text={"format": {"type": "json_object", "schema": {}}}), "text.format.schema"),
         (ask(reasoning={"effort": "huge"}), "reasoning.effort"),
-        (ask(reasoning={"summary": "detailed"}), "reasoning.summary"),
+        (ask(reasoning={"summary": "long"}), "reasoning.summary"),
         (ask(include=["file_search_call.results"]), "include[0]"),
     ],
 )  # fmt: skip
@@ -287,6 +292,42 @@ async def test_errors_from_below_name_the_clients_fields(
         error = (await client.post(URL, json=ask(**more))).json()["error"]
         assert error["param"] == "max_output_tokens"
         assert error["message"] == "max_output_tokens 9 is too many"
+
+
+async def test_functions_of_a_namespace(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    """As Codex offers those of an MCP server, beside a search that is the host's."""
+    call = {"name": "mcp__calc__add", "arguments": {}}
+    text = f"{W}\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    fake.script = saying(*((character, 0) for character in text))
+    add = {"type": "function", "name": "add", "strict": False, "parameters": {"type": "object"}}
+    calc = {"type": "namespace", "name": "mcp__calc", "description": "sums", "tools": [add]}
+    hosted = {"type": "web_search", "external_web_access": True}
+    said = {"type": "function_call", "namespace": "mcp__calc", "name": "add", "call_id": "c"}
+    history = [{"role": "user", "content": "sum"}, {**said, "arguments": "{}"}]
+    output = [{"type": "input_text", "text": "3"}, {"type": "input_image", "image_url": "data:"}]
+    history.append({"type": "function_call_output", "call_id": "c", "output": output})
+    body = ask(input=history, tools=[hosted, TOOL, calc], tool_choice="auto", request_id="same")
+    events = await both(client, body)
+    told = events[-1]["response"]
+    weather, added = told["output"]
+    assert weather["name"] == "get_weather" and "namespace" not in weather
+    assert (added["namespace"], added["name"]) == ("mcp__calc", "add")
+    (first,) = [e["item"] for e in events if e["type"].endswith("added") and e["output_index"] == 1]
+    assert (first["namespace"], first["name"]) == ("mcp__calc", "add")
+    assert [tool["type"] for tool in told["tools"]] == ["function", "namespace"]
+    seen = list(fake.streams[-1].requests_seen.values())[-1]
+    shown = [tool["function"]["name"] for tool in json.loads(seen.chat.tools_json)]
+    assert shown == ["get_weather", "mcp__calc__add"]
+    _, calling, result = json.loads(seen.chat.messages_json)
+    assert calling["tool_calls"][0]["function"]["name"] == "mcp__calc__add"
+    assert result["content"] == "3\n[an image, which this model cannot see: it reads text]"
+
+
+async def test_effort_is_no_error_where_there_are_no_thoughts(fake: FakeTokenizer) -> None:
+    fake.info = ModelInfo(id=MODEL, max_model_len=4096)
+    body = ask(reasoning={"effort": "medium", "summary": "detailed"})
+    async with running(fake.address) as gateway, in_process(gateway) as client:
+        assert (await client.post(URL, json=body)).status_code == 200
 
 
 async def test_fields_of_vllms_form_go_down_the_line(
