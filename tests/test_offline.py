@@ -344,10 +344,11 @@ def test_the_longest_sequence_can_be_lowered_not_raised(tiny: Path) -> None:
         LLM(tiny, max_model_len=513)
     for asked, allowed in ((64, 64), (512, 512)):
         with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, max_model_len=asked) as llm:
-            with pytest.raises(InvalidRequest, match=f"is {allowed} tokens, the prompt has 5,"):
-                llm.generate("Hello", sampled(1, max_tokens=allowed))
-            fitting = sampled(1, max_tokens=allowed - 5, ignore_eos=True)
-            assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5
+            with pytest.raises(InvalidRequest, match=f"is {allowed} tokens, and max_tokens is"):
+                llm.generate("Hello", sampled(1, max_tokens=allowed + 1))
+            for max_tokens in (allowed - 5, allowed):  # the prompt has 5
+                fitting = sampled(1, max_tokens=max_tokens, ignore_eos=True)
+                assert len(ids(llm.generate("Hello", fitting)[0])) == allowed - 5
 
 
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), MemoryError("too much")])
