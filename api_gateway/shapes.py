@@ -17,8 +17,10 @@ def drop_unknown(value: Any, shape: inspect.Type, nulls_only: bool = False) -> N
     """Remove from `value`, decoded JSON, what objects of that shape have no field for."""
     for option in _options(shape):
         if isinstance(option, inspect.StructType) and isinstance(value, dict):
+            if option.tag_field and value.get(option.tag_field) != option.tag:
+                continue  # one of the others
             fields = {field.encode_name: field.type for field in option.fields}
-            for name in value.keys() - fields.keys():
+            for name in value.keys() - fields.keys() - {option.tag_field}:
                 if not nulls_only or value[name] is None:
                     del value[name]
             for name in value.keys() & fields.keys():

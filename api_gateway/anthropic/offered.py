@@ -51,7 +51,8 @@ def shown_tools(body: Prompted) -> bytes:
 
 def referred_to(messages: Sequence[Turn]) -> set[str]:
     """Return the names of the tools that results refer to."""
-    blocks = [block for turn in messages for block in turn.content if isinstance(block, dict)]
+    contents = [turn.content for turn in messages if isinstance(turn.content, list)]
+    blocks = [block for content in contents for block in content]
     results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
     parts = [part for result in results if isinstance(result, list) for part in result]
     found = [part for part in parts if isinstance(part, dict) and part.get("type") == REFERENCE]

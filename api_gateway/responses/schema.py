@@ -38,23 +38,25 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     generate_summary: Summary | None = None
 
 
-class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
+class ResponseTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
     """A function that the model may call; `parameters` is a JSON Schema."""
 
-    type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Namespace(msgspec.Struct, forbid_unknown_fields=True):
-    """Functions that go by a name of their own in it."""
+class Namespace(msgspec.Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
+    """Functions that go by a name of their own in it, as Codex has those of an MCP server."""
 
-    type: Literal["namespace"]
     name: str
     tools: list[ResponseTool]
-    description: str | None = None
+    description: str = ""
+
+
+class WebSearch(msgspec.Struct, tag_field="type", tag="web_search"):
+    """What Codex always offers. The model is not told of it, so it does not call it."""
 
 
 class ResponseNamedTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,7 +89,7 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
         None
     )
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ResponseTool | Namespace | WebSearch] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

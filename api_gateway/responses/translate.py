@@ -67,7 +67,7 @@ def chat_of(body: ResponseRequest, tools: Offered, info: ModelInfo) -> ChatReque
 
 def order_response(body: ResponseRequest, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
-    tools = offered(body.tools)
+    tools = offered(body.tools or [])
     chat = chat_of(body, tools, caller.info)
     with own_words(OWN_NAMES):
         order = order_chat(chat, caller)

@@ -443,6 +443,10 @@ async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokeniz
         inner = messages({"role": "user", "content": [part], "cache_control": {}})
         inner |= {"tools": [{**tool("f"), "mine": 1}], "response_format": {"type": "text", "a": 1}}
         assert (await http.post(CHAT, json=inner)).status_code == 200
+        call = {"type": "function", "name": "f", "mine": 1}
+        tools = [call, {"type": "namespace", "name": "n", "tools": [call], "mine": 1}]
+        body = good(RESPONSES) | {"tools": tools}
+        assert (await http.post(RESPONSES, json=body)).status_code == 200
         for wrong in (
             messages({"role": "user", "content": [part | {"text": 5}]}),
             messages({"role": "user", "content": "a", "audio": {}}),

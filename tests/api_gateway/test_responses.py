@@ -299,7 +299,7 @@ async def test_functions_of_a_namespace(client: httpx.AsyncClient, fake: FakeTok
     call = {"name": "mcp__calc__add", "arguments": {}}
     text = f"{W}\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     fake.script = saying(*((character, 0) for character in text))
-    add = {"type": "function", "name": "add", "strict": False, "parameters": {"type": "object"}}
+    add = {"type": "function", "name": "add", "mine": None, "parameters": {"type": "object"}}
     calc = {"type": "namespace", "name": "mcp__calc", "description": "sums", "tools": [add]}
     hosted = {"type": "web_search", "external_web_access": True}
     said = {"type": "function_call", "namespace": "mcp__calc", "name": "add", "call_id": "c"}
