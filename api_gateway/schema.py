@@ -111,7 +111,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's way to ask for a form; exactly one field. `grammar` is Lark as llguidance reads it.
+    """vLLM's way to ask for a form; exactly one field. `grammar` is llguidance's Lark, or EBNF.
 
     The last five are vLLM's too and not served: they may be sent with what asks for nothing.
     """

@@ -101,6 +101,15 @@ COMPLETION: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": _NOTHING,
     "suffix": (None, ""),
 }
+STRUCTURED = "use structured_outputs"
+INSTEAD = {
+    **dict.fromkeys(("ebnf", "grammar", "regex", "guided_choice", "guided_grammar"), STRUCTURED),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_decoding_backend"), STRUCTURED),
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "store": "nothing is stored here, send false or leave it out",
+}
+"""What to send for a field that is not served."""
 
 
 def take_out(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
@@ -108,6 +117,6 @@ def take_out(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
     for name in table.keys() & body.keys():
         value = body.pop(name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in table[name]):
-            raise InvalidRequest(
-                f"{name} is not supported", param=name, code="unsupported_parameter"
-            )
+            hint = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            message = f"{name} is not supported{hint}"
+            raise InvalidRequest(message, param=name, code="unsupported_parameter")

@@ -15,6 +15,7 @@ import orjson
 
 from common.errors import InvalidRequest, Unprocessable
 from protos.common_pb2 import Grammar
+from protos.grammars import as_lark
 from protos.limits import MAX_CHOICES, MAX_GRAMMAR_CHARS
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 
@@ -80,7 +81,10 @@ def fault(grammar: Grammar) -> str:
     elif grammar.kind == Grammar.REGEX:
         compiled = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == Grammar.LARK:
-        compiled = LLMatcher.grammar_from_lark(grammar.text)
+        try:
+            compiled = LLMatcher.grammar_from_lark(as_lark(grammar.text))
+        except ValueError as error:
+            return str(error)
     else:
         return f"grammar kind {grammar.kind} is not known"
     return str(LLMatcher.validate_grammar(compiled) or "").strip()

@@ -84,6 +84,7 @@ class Prompted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older name of output_config.format
     cache_control: dict[str, Any] | None = None
 
 

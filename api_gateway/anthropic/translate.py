@@ -7,7 +7,8 @@ from typing import Any
 
 from api_gateway.anthropic.conversation import messages_of
 from api_gateway.anthropic.offered import shown_tools, tools_of
-from api_gateway.anthropic.schema import MessagesRequest, OutputFormat, Prompted
+from api_gateway.anthropic.schema import MessagesRequest, Prompted
+from api_gateway.checks import refuse
 from api_gateway.own_words import own_words
 from api_gateway.schema import ChatRequest, JsonSchema, Message, ResponseFormat
 from api_gateway.structure import RESPONSE
@@ -20,10 +21,7 @@ SAME = (
     "top_k", "seed", "stream",
 )  # fmt: skip
 """Fields that chat requests have too."""
-FORMAT = "output_config.format"
 OWN_NAMES = (
-    ("response_format.json_schema", FORMAT),
-    (RESPONSE, FORMAT),
     (".function.parameters", ".input_schema"),
     (".function", ""),
     ("stop", "stop_sequences"),
@@ -37,17 +35,16 @@ def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
     if isinstance(body, MessagesRequest):
         more = {name: getattr(body, name) for name in SAME}
         more["stop"] = body.stop_sequences
-    config = body.output_config
     chat = ChatRequest(
         model=body.model,
         messages=messages,
         continue_final_message=is_begun(messages[-1]) or None,
-        response_format=response_format_of(config.format if config else None),
+        response_format=response_format_of(body),
         reasoning_effort=effort_of(body, info),
         **more,
         **tools_of(body),
     )
-    with own_words(OWN_NAMES):
+    with own_words(own_names(body)):
         check_chat(chat)
     return chat
 
@@ -55,7 +52,7 @@ def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
 def order_messages(body: Prompted, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
     chat = chat_of(body, caller.info)
-    with own_words(OWN_NAMES):
+    with own_words(own_names(body)):
         order = order_chat(chat, caller)
     for request in order.requests:
         request.text.cut_max_tokens = True
@@ -64,7 +61,7 @@ def order_messages(body: Prompted, caller: Caller) -> Order:
     return replace(
         order,
         kind=Kind.MESSAGE,
-        grammar_field=FORMAT,
+        grammar_field=format_field(body),
         show_reasoning=not (body.thinking and body.thinking.display == "omitted"),
     )
 
@@ -87,7 +84,21 @@ def effort_of(body: Prompted, info: ModelInfo) -> Any:
     return effort or "high"
 
 
-def response_format_of(given: OutputFormat | None) -> ResponseFormat | None:
+def format_field(body: Prompted) -> str:
+    """Return where the client says what form the answer must have."""
+    return "output_format" if body.output_format else "output_config.format"
+
+
+def own_names(body: Prompted) -> tuple[tuple[str, str], ...]:
+    field = format_field(body)
+    return (("response_format.json_schema", field), (RESPONSE, field), *OWN_NAMES)
+
+
+def response_format_of(body: Prompted) -> ResponseFormat | None:
+    inner = body.output_config.format if body.output_config else None
+    if inner and body.output_format:
+        raise refuse("output_format and output_config.format: one is enough", "output_format")
+    given = inner or body.output_format
     if given is None:
         return None
     return ResponseFormat("json_schema", JsonSchema("answer", given.schema))

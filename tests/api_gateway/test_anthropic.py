@@ -283,6 +283,9 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
     assert (await client.post(URL, json=ask(output_config=config))).status_code == 200
     assert seen(fake).text.grammar.kind == Grammar.JSON_SCHEMA
+    older = {"output_format": config["format"]}
+    assert (await client.post(URL, json=ask(**older))).status_code == 200
+    assert seen(fake).text.grammar.kind == Grammar.JSON_SCHEMA
 
 
 async def test_what_clients_send_that_asks_for_nothing(client: httpx.AsyncClient) -> None:
@@ -333,6 +336,10 @@ def block(**fields: Any) -> dict[str, Any]:
         (ask(thinking={"type": "deep"}), "thinking.type"),
         (ask(output_config={"effort": "huge"}), "output_config.effort"),
         (ask(output_config={"format": {"type": "json_schema"}}), "output_config.format.schema"),
+        (ask(output_format={"type": "json_schema", "schema": {"enum": [2**70]}}),
+         "output_format.schema"),
+        (ask(output_format={"type": "json_schema", "schema": {}},
+             output_config={"format": {"type": "json_schema", "schema": {}}}), "output_format"),
         (ask(output_config={"format": {"type": "json_schema", "schema": {"enum": [2**70]}}}),
          "output_config.format.schema"),
         (ask(service_tier="batch"), "service_tier"),

@@ -19,6 +19,8 @@ GOOD = [
     (Grammar.JSON_SCHEMA, json.dumps(SCHEMA)),
     (Grammar.REGEX, r"[0-9]{3}-(a|b)+"),
     (Grammar.LARK, 'start: "a" (WORD ",")*\nWORD: /[a-z]+/'),
+    (Grammar.LARK, 'start: "a ::= b"'),
+    (Grammar.LARK, 'root ::= "a" word*\nword ::= [a-z]+ ","'),
     (Grammar.CHOICE, '["yes", "no"]'),
 ]
 BAD = [
@@ -28,6 +30,9 @@ BAD = [
     (Grammar.JSON_SCHEMA, '{"$ref": "#/$defs/none"}', "none"),
     (Grammar.REGEX, "(a", "unclosed group"),
     (Grammar.LARK, 'start: "a" missing', "missing"),
+    (Grammar.LARK, 'root ::= "a" missing', "missing"),
+    (Grammar.LARK, "root ::= (", "Expected"),
+    (Grammar.LARK, "root ::= " + "(" * 5000, "recursion"),
     (Grammar.LARK, "nonsense", "structured_outputs: "),
     (Grammar.CHOICE, "yes", "not valid JSON"),
     (Grammar.CHOICE, '["yes", 1]', "list of strings"),
