@@ -107,10 +107,15 @@ def url() -> Iterator[str]:
     thread.join()
 
 
+FOR_MODELS = (
+    "ChatRequest", "CompletionRequest", "EmbeddingRequest", "ResponseRequest", "MessagesRequest",
+)  # fmt: skip
+
+
 def try_all(url: str, max_examples: int) -> None:
     described = document()
     model = described["components"]["schemas"]
-    for cls in ("ChatRequest", "CompletionRequest", "EmbeddingRequest"):
+    for cls in FOR_MODELS:
         model[cls]["properties"]["model"]["enum"] = ["fake-model", "other"]  # or all would be 404
     schema = schemathesis.openapi.from_dict(described)
     for found in schema.get_all_operations():
