@@ -2,11 +2,13 @@
 
 Checks with llguidance, the engine that the workers compile with, in a sandbox: a grammar of deep
 rules overflows its stack. The sandbox's stack is a quarter of a worker's, so what passes here does
-no harm there.
+no harm there. EBNF becomes Lark on the way: the conversion is plain Python, of seconds for the
+largest, and a worker that made it would stand still meanwhile.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -15,7 +17,6 @@ import orjson
 
 from common.errors import InvalidRequest, Unprocessable
 from protos.common_pb2 import Grammar
-from protos.grammars import as_lark
 from protos.limits import MAX_CHOICES, MAX_GRAMMAR_CHARS
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 
@@ -23,6 +24,10 @@ TIMEOUT_S = 2.0
 KEPT = 64
 """Grammars that passed, each of 64 KiB at most: their next requests wait for nobody's check."""
 STACK_BYTES = 2 * 2**20
+EBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+"""A rule as llama.cpp and vLLM write it (`root ::= …`)."""
+READ_AS = b"\0"
+"""Begins an answer that is no complaint: the text as the workers are to read it."""
 
 
 class GrammarDoor:
@@ -30,10 +35,13 @@ class GrammarDoor:
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._sandbox = Sandbox(__name__, b"", timeout_s)
-        self._passed: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._passed: OrderedDict[tuple[int, str], str] = OrderedDict()
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest that says why, or Unprocessable when the check takes too much."""
+    async def check(self, grammar: Grammar) -> str:
+        """Return the text as the workers read it: of EBNF, Lark.
+
+        Raises InvalidRequest that says why, or Unprocessable when the check takes too much.
+        """
         param = param_of(grammar)
         if len(grammar.text) > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(
@@ -44,17 +52,20 @@ class GrammarDoor:
         key = (grammar.kind, grammar.text)
         if key in self._passed:
             self._passed.move_to_end(key)
-            return
+            return self._passed[key]
         try:
-            why = (await self._sandbox.ask(grammar.SerializeToString())).decode()
+            answer = await self._sandbox.ask(grammar.SerializeToString())
         except Overrun as overrun:
             message = f"{param}: the check {overrun}"
             raise Unprocessable(message, param=param, code="grammar_limit") from None
-        if why:
+        is_read = answer.startswith(READ_AS)
+        if answer and not is_read:
+            why = answer.decode()
             raise InvalidRequest(f"{param}: {why}", param=param, code="invalid_grammar")
-        self._passed[key] = None
+        text = self._passed[key] = answer[1:].decode() if is_read else grammar.text
         if len(self._passed) > KEPT:
             self._passed.popitem(last=False)
+        return text
 
     async def close(self) -> None:
         """End the child; checks that wait are cancelled."""
@@ -81,10 +92,7 @@ def fault(grammar: Grammar) -> str:
     elif grammar.kind == Grammar.REGEX:
         compiled = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == Grammar.LARK:
-        try:
-            compiled = LLMatcher.grammar_from_lark(as_lark(grammar.text))
-        except ValueError as error:
-            return str(error)
+        compiled = LLMatcher.grammar_from_lark(grammar.text)
     else:
         return f"grammar kind {grammar.kind} is not known"
     return str(LLMatcher.validate_grammar(compiled) or "").strip()
@@ -121,12 +129,25 @@ def prepare(setup: bytes) -> Answer:
 
 
 def answer(message: bytes) -> bytes:
-    """Return why the grammar in `message` is none, empty when it is one."""
-    said: list[str] = []
-    checking = threading.Thread(target=lambda: said.append(fault(Grammar.FromString(message))))
+    """Return why the grammar in `message` is none; empty, or how to read it, when it is one."""
+    said: list[bytes] = []
+    checking = threading.Thread(target=lambda: said.append(judged(Grammar.FromString(message))))
     checking.start()
     checking.join()
-    return (said[0] if said else "llguidance fails on it").encode(errors="replace")
+    return said[0] if said else b"llguidance fails on it"
+
+
+def judged(grammar: Grammar) -> bytes:
+    is_ebnf = grammar.kind == Grammar.LARK and EBNF.search(grammar.text) is not None
+    if is_ebnf:
+        try:
+            from llguidance.gbnf_to_lark import gbnf_to_lark
+
+            grammar.text = gbnf_to_lark(grammar.text)
+        except Exception as error:  # it raises plain ones, and RecursionError
+            return str(error).encode(errors="replace")
+    why = fault(grammar).encode(errors="replace")
+    return READ_AS + grammar.text.encode() if is_ebnf and not why else why
 
 
 if __name__ == "__main__":

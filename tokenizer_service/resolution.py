@@ -50,8 +50,8 @@ class Resolution:
         found = SamplingParams()
         found.CopyFrom(request.sampling)
         if text.grammar.kind != Grammar.NONE:
-            await self._door.check(text.grammar)
             found.grammar.CopyFrom(text.grammar)
+            found.grammar.text = await self._door.check(text.grammar)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._encode, request, found, place)
         return found

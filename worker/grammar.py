@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from protos import common_pb2
-from protos.grammars import as_lark
 from worker.errors import GrammarLimit, RowError
 from worker.kernels.checks import Ints
 from worker.noise import Ids
@@ -150,10 +149,7 @@ def to_llguidance(grammar: common_pb2.Grammar) -> str:
 
     kind, text = grammar.kind, grammar.text
     if kind == Kind.LARK:
-        try:
-            return LLMatcher.grammar_from_lark(as_lark(text))
-        except ValueError as error:
-            raise RowError(f"the grammar is none: {error}") from error
+        return LLMatcher.grammar_from_lark(text)
     if kind == Kind.REGEX:
         return LLMatcher.grammar_from_regex(text)
     value = _json(text)

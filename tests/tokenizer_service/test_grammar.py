@@ -59,6 +59,21 @@ async def test_grammars_pass(door: GrammarDoor) -> None:
         await door.check(Grammar(kind=kind, text=text))
 
 
+@pytest.mark.parametrize("word", ["", " ", "\t"])
+async def test_ebnf_goes_to_the_workers_as_lark(door: GrammarDoor, word: str) -> None:
+    ebnf = Grammar(kind=Grammar.LARK, text=f'root{word}::= "x" num\n{word}num ::= [0-9] [0-9]?')
+    for _ in range(2):  # the second time it is known
+        lark = await door.check(ebnf)
+        assert "start:" in lark and "::=" not in lark
+        assert await door.check(Grammar(kind=Grammar.LARK, text=lark)) == lark
+
+
+async def test_many_empty_lines_are_looked_through_at_once(door: GrammarDoor) -> None:
+    """Once the search for a rule began at each of them anew, a minute for these."""
+    text = "\n" * 65_000 + 'start: "a"'
+    assert await door.check(Grammar(kind=Grammar.LARK, text=text)) == text
+
+
 async def test_one_that_passed_waits_for_nobodys_check(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
