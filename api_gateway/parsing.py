@@ -57,15 +57,15 @@ def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
         drop_unknown(raw, shape_of(cls))
         drop_beside_texts(raw.get("messages"))
     try:
-        return typed(raw, cls)
+        return converted(raw, cls)
     except InvalidRequest as error:
         if error.code != UNKNOWN:
             raise
     drop_unknown(raw, shape_of(cls), nulls_only=True)  # they ask for nothing
-    return typed(raw, cls)
+    return converted(raw, cls)
 
 
-def typed(raw: dict[str, Any], cls: type[R]) -> R:
+def converted(raw: dict[str, Any], cls: type[R]) -> R:
     for name in raw:
         if name not in cls.__struct_fields__:
             raise unknown_field(name, name, cls.__struct_fields__)

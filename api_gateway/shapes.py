@@ -14,7 +14,10 @@ shape_of = cache(inspect.type_info)
 
 
 def drop_unknown(value: Any, shape: inspect.Type, nulls_only: bool = False) -> None:
-    """Remove from `value`, decoded JSON, what objects of that shape have no field for."""
+    """Remove from `value`, decoded JSON, what objects of that shape have no field for.
+
+    `nulls_only` leaves all but what is null.
+    """
     for option in _options(shape):
         if isinstance(option, inspect.StructType) and isinstance(value, dict):
             if option.tag_field and value.get(option.tag_field) != option.tag:

@@ -13,7 +13,7 @@ from common.errors import InvalidRequest
 _NOTHING: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
-IN_MEMORY: tuple[Any, ...] = (None, "in_memory", "in-memory")
+_IN_MEMORY: tuple[Any, ...] = (None, "in_memory", "in-memory")
 
 ROUTING: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
@@ -60,7 +60,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "prompt_cache_retention": IN_MEMORY,
+    "prompt_cache_retention": _IN_MEMORY,
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }
@@ -72,7 +72,7 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "moderation": _NOTHING,
     "previous_response_id": _NOTHING,
     "prompt": _NOTHING,
-    "prompt_cache_retention": IN_MEMORY,
+    "prompt_cache_retention": _IN_MEMORY,
     "service_tier": (None, "auto", "default"),
     "store": _OFF,
 }
@@ -101,10 +101,9 @@ COMPLETION: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": _NOTHING,
     "suffix": (None, ""),
 }
-STRUCTURED = "use structured_outputs"
+FORMS = [name for name in COMMON if name in ("ebnf", "grammar", "regex") or "guided_" in name]
 INSTEAD = {
-    **dict.fromkeys(("ebnf", "grammar", "regex", "guided_choice", "guided_grammar"), STRUCTURED),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_decoding_backend"), STRUCTURED),
+    **dict.fromkeys(FORMS, "use structured_outputs"),
     "functions": "use tools",
     "function_call": "use tool_choice",
     "store": "nothing is stored here, send false or leave it out",

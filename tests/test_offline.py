@@ -544,13 +544,14 @@ async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(tiny: Path) -> None
 
 def test_a_hook_that_asks_its_own_model_is_told(tiny: Path, llm: LLM) -> None:
     refused: list[str] = []
+    answered: list[list[int]] = []
 
     def ask(name: str, tensor: Any, layer: int) -> None:
         try:
             one.generate("x", sampled(1))
         except RuntimeError as error:
             refused.append(str(error))
-        assert ids(llm.generate("x", sampled(1))[0])  # another one may be asked
+        answered.append(ids(llm.generate("x", sampled(1))[0]))  # another one may be asked
 
     with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY) as one:
         hook = one.register_hook("logits", ask)
@@ -558,6 +559,7 @@ def test_a_hook_that_asks_its_own_model_is_told(tiny: Path, llm: LLM) -> None:
         hook.remove()
         assert one.generate("x", sampled(1))
     assert refused and all("its own LLM" in text for text in refused)
+    assert len(answered) == len(refused) and all(answered)
 
 
 def test_a_hook_that_fails_costs_no_answer(tiny: Path) -> None:

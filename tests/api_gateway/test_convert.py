@@ -46,6 +46,11 @@ async def test_templates_and_counts(client: httpx.AsyncClient, fake: FakeTokeniz
         body = completion(prompt=prompt)
         counted = await client.post("/v1/completions/input_tokens", json=body)
         assert counted.json()["input_tokens"] == count
+    await client.post("/v1/completions/input_tokens", json={**body, "add_special_tokens": False})
+    assert [asked.no_special_tokens for asked in fake.converted[-2:]] == [False, True]
+    await client.post("/v1/completions", json={**body, "add_special_tokens": False})
+    (seen,) = fake.streams[-1].requests_seen.values()
+    assert seen.text.no_special_tokens
     lost = await client.post("/tokenize", json={"prompt": "a", "model": "other"})
     assert lost.status_code == 404
 

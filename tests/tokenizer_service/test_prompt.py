@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from tokenizers.processors import TemplateProcessing
 
 from common.errors import InvalidRequest
 from protos.columns import pack, unpack
-from protos.tokenizer_pb2 import ChatInput, TextRequest
+from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
@@ -99,6 +100,19 @@ async def test_a_short_text_does_not_wait_for_long_ones(executor: ThreadPoolExec
         is_over.set()
     assert len((await long).token_ids) > len(short.token_ids)
     prompts.close()
+
+
+async def test_a_text_may_have_its_special_tokens_already(executor: ThreadPoolExecutor) -> None:
+    library = tiny_library()
+    end = library.token_to_id("<|endoftext|>")
+    library.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
+    )
+    prompts = builder(executor, tokenizer=Tokenizer(library))
+    without = TextRequest(prompt="ok", text=TextOptions(no_special_tokens=True))
+    assert list(unpack((await prompts.build(without)).token_ids)) == list(b"ok")
+    found = (await prompts.build(TextRequest(prompt="ok"))).token_ids
+    assert list(unpack(found)) == [end, *b"ok"]
 
 
 async def test_a_chat_is_encoded_as_the_rendered_text(executor: ThreadPoolExecutor) -> None:
