@@ -71,6 +71,7 @@ def routes(to: Endpoints) -> list[Route]:
         Route("POST", "/tokenize", to.convert.tokenize),
         Route("POST", "/detokenize", to.convert.detokenize),
         Route("POST", "/apply-template", to.convert.apply_template),
+        Route("GET", "/tokenizer_info", to.convert.about),
         Route("GET", "/v1/models", to.models.list),
         Route("GET", "/v1/models/{name}", to.models.get),
         Route("POST", "/v1/requests/explain", to.requests.explain),

@@ -75,6 +75,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/apply-template"): Operation(
         "Render a conversation", replies.Prompt, schema.ChatPrompt
     ),
+    ("GET", "/tokenizer_info"): Operation("Look at the tokenizer", replies.TokenizerInfo),
     ("GET", "/v1/models"): Operation("List the models", replies.ModelList),
     ("GET", "/v1/models/{name}"): Operation("Look at a model", replies.ModelObject),
     ("POST", "/v1/requests/explain"): Operation(

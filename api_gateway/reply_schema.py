@@ -262,6 +262,17 @@ class Prompt(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct):
+    """What the model folder says; tokens that it names and this does not come as well."""
+
+    tokenizer_class: str
+    chat_template: str | None
+    bos_token: str | msgspec.UnsetType = msgspec.UNSET
+    eos_token: str | msgspec.UnsetType = msgspec.UNSET
+    unk_token: str | msgspec.UnsetType = msgspec.UNSET
+    pad_token: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class TokenCount(msgspec.Struct):
     object: Literal["response.input_tokens"]
     input_tokens: int

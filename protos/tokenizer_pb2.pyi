@@ -129,7 +129,7 @@ class PromptTokens(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ConvertRequest(_message.Message):
-    __slots__ = ("model", "no_special_tokens", "keep_special_tokens", "with_pieces", "chat", "text", "token_ids")
+    __slots__ = ("model", "no_special_tokens", "keep_special_tokens", "with_pieces", "chat", "text", "token_ids", "about")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NO_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class ConvertRequest(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
     model: str
     no_special_tokens: bool
     keep_special_tokens: bool
@@ -144,21 +145,24 @@ class ConvertRequest(_message.Message):
     chat: ChatInput
     text: str
     token_ids: bytes
-    def __init__(self, model: _Optional[str] = ..., no_special_tokens: bool = ..., keep_special_tokens: bool = ..., with_pieces: bool = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    about: bool
+    def __init__(self, model: _Optional[str] = ..., no_special_tokens: bool = ..., keep_special_tokens: bool = ..., with_pieces: bool = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., about: bool = ...) -> None: ...
 
 class ConvertReply(_message.Message):
-    __slots__ = ("text", "token_ids", "pieces", "max_model_len", "error")
+    __slots__ = ("text", "token_ids", "pieces", "max_model_len", "error", "about_json")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_JSON_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: bytes
     pieces: _containers.RepeatedScalarFieldContainer[bytes]
     max_model_len: int
     error: _common_pb2.ErrorDetail
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., pieces: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    about_json: bytes
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., pieces: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., about_json: _Optional[bytes] = ...) -> None: ...
 
 class AskReply(_message.Message):
     __slots__ = ("answers",)

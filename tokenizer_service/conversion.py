@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
+
 from common.errors import InvalidRequest, PayloadTooLarge, ServiceError
 from common.rpc import MAX_MESSAGE_BYTES
 from protos.columns import unpack
@@ -41,6 +43,8 @@ async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) 
         keep = request.keep_special_tokens
         reply.text = await asyncio.to_thread(model.text_of, ids, keep)
         reply.token_ids = request.token_ids
+    elif kind == "about":
+        reply.about_json = orjson.dumps(model.about())
     else:
         raise InvalidRequest("there is nothing to convert", param="prompt")
     if request.with_pieces:

@@ -94,6 +94,14 @@ class TextModel:
             tag_tokens=self._tag_tokens(),
         )
 
+    def about(self) -> dict[str, str | None]:
+        """Return what a client needs to write prompts of its own, by the names of the folder."""
+        return {
+            "tokenizer_class": self.folder.tokenizer_class,
+            **self.folder.token_texts,
+            "chat_template": self.folder.templates.get("default"),
+        }
+
     def _tag_tokens(self) -> list[str]:
         """Return the tags that are tokens: a grammar must call these by name, not spell them."""
         if self.tokenizer is None:

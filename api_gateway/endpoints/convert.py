@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from api_gateway.anthropic.schema import Prompted
 from api_gateway.anthropic.translate import order_messages
 from api_gateway.asgi import Call
@@ -82,6 +84,14 @@ class Convert:
             asked.chat.CopyFrom(conversation(body))
             reply = await self._calls.convert(asked)
             await call.reply_json(200, {"prompt": reply.text})
+
+    async def about(self, call: Call) -> None:
+        """Answer with the template and the named tokens, as vLLM's route of this name."""
+        with self._door.admission.enter():
+            asked = await self._asked(call, None)
+            asked.about = True
+            reply = await self._calls.convert(asked)
+            await call.reply_json(200, orjson.loads(reply.about_json))
 
     async def count_chat(self, call: Call) -> None:
         """Answer how many tokens the prompt of a chat request has."""

@@ -32,6 +32,11 @@ async def test_tokenize_and_back(client: httpx.AsyncClient, fake: FakeTokenizer)
     assert (await client.post("/tokenize", json={"prompt": ""})).json()["count"] == 0
 
 
+async def test_what_a_client_writes_prompts_of_its_own_with(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/tokenizer_info")).json()
+    assert told == {"tokenizer_class": "Fake", "eos_token": "<end>", "chat_template": None}
+
+
 async def test_templates_and_counts(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     body = {"messages": SAID, "tools": [tool("f")], "add_generation_prompt": False}
     rendered = (await client.post("/apply-template", json=body)).json()

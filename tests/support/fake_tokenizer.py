@@ -263,6 +263,9 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
                 return ConvertReply(error=detail)
             text = "".join(chr(k % 0xD800) for k in ids)
             return ConvertReply(text=text, token_ids=request.token_ids)
+        if kind == "about":
+            about = {"tokenizer_class": "Fake", "eos_token": "<end>", "chat_template": None}
+            return ConvertReply(about_json=json.dumps(about).encode())
         text = request.text
         if kind == "chat":
             messages = json.loads(request.chat.messages_json)

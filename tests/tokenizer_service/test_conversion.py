@@ -50,6 +50,15 @@ async def test_a_chat_is_rendered_and_encoded(build: Build) -> None:
     assert special == 1  # what the user wrote is text
 
 
+async def test_a_folder_says_what_prompts_are_written_with(build: Build) -> None:
+    stage = build()
+    reply = await stage.pipeline.convert(ConvertRequest(model="tiny", about=True))
+    about, folder = json.loads(reply.about_json), stage.model.folder
+    assert about["chat_template"] == folder.templates["default"]
+    assert about["eos_token"] == folder.token_texts["eos_token"] == "<|im_end|>"
+    assert about["tokenizer_class"] == folder.tokenizer_class
+
+
 async def test_an_empty_text_has_no_ids(build: Build) -> None:
     reply = await converted(build, text="")
     assert reply.token_ids == b"" and not reply.HasField("error")
