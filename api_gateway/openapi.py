@@ -95,7 +95,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 }  # fmt: skip
 BOUND_NAMES = {
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
-    "top_logprobs": "logprobs",
+    "top_logprobs": "logprobs", "Thinking.budget_tokens": "thinking_token_budget",
     "DynamicTemperature.range": "dynamic_temperature.range",
     "DynamicTemperature.exponent": "dynamic_temperature.exponent",
 }  # fmt: skip

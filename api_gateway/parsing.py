@@ -44,6 +44,10 @@ OTHER_NAMES = {
     "repeat_penalty": ("repetition_penalty",),
     "stop_sequences": ("stop",),
     "typical": ("typical_p",),
+    **dict.fromkeys(
+        ("reasoning_budget", "thinking_budget", "thinking_budget_tokens"),
+        ("thinking_token_budget",),
+    ),
 }
 """Names that other servers and routes have for fields of ours."""
 GZIP = b"\x1f\x8b"

@@ -212,6 +212,7 @@ class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: int | None = None
 
 
 class CompletionRequest(Fields, kw_only=True, forbid_unknown_fields=True):

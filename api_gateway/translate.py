@@ -99,12 +99,19 @@ def order_chat(body: ChatRequest, caller: Caller) -> Order:
     plan = plan_tools(body, caller.info)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = text_request(body, caller, num_logprobs)
-    request.text.split_reasoning = bool(caller.info.reasoning_format)
+    part_thoughts(request.text, body, caller.info)
     if (grammar := grammar_of(body, plan)) is not None:
         request.text.grammar.CopyFrom(grammar)
     effort = effort_kwargs(body, caller.info)
     request.chat.CopyFrom(chat_input(body, is_offered=plan is not None, kwargs=effort))
     return order(body, Kind.CHAT, [request], num_logprobs, plan)
+
+
+def part_thoughts(text: TextOptions, body: ChatRequest, info: ModelInfo) -> None:
+    """Say that thoughts go out on their own, and how long they may be."""
+    text.split_reasoning = bool(info.reasoning_format)
+    if body.thinking_token_budget not in (None, -1):
+        text.thinking_token_budget = body.thinking_token_budget
 
 
 def effort_kwargs(body: ChatRequest, info: ModelInfo) -> dict[str, str | bool]:

@@ -133,6 +133,7 @@ def check_chat(body: ChatRequest) -> None:
     if body.max_tokens is None:
         body.max_tokens = body.max_completion_tokens
     check_fields(body)
+    check_bound("thinking_token_budget", body.thinking_token_budget)
     check_bound("top_logprobs", body.top_logprobs, "logprobs")
     if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs needs logprobs=true", "top_logprobs")

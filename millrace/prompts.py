@@ -13,7 +13,7 @@ from api_gateway.parsing import parse
 from api_gateway.schema import ChatRequest
 from api_gateway.structure import grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
-from api_gateway.translate import chat_input, effort_kwargs
+from api_gateway.translate import chat_input, effort_kwargs, part_thoughts
 from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
@@ -31,7 +31,8 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 CHAT_OPTIONS = frozenset(
     {
         "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort",
-        "include_reasoning", "add_generation_prompt", "continue_final_message",
+        "include_reasoning", "thinking_token_budget", "add_generation_prompt",
+        "continue_final_message",
     }
 )  # fmt: skip
 POOLINGS = {"last": LAST, "mean": MEAN}
@@ -139,6 +140,6 @@ def _asked_chat(
     plan = plan_tools(body, info)
     if (grammar := grammar_of(body, plan)) is not None:
         request.text.grammar.CopyFrom(grammar)
-    request.text.split_reasoning = bool(info.reasoning_format)
+    part_thoughts(request.text, body, info)
     request.chat.CopyFrom(chat_input(body, plan is not None, effort_kwargs(body, info)))
     return Asked(request, plan, body.include_reasoning is not False)

@@ -40,7 +40,7 @@ IGNORED: FinishReason
 ERROR: FinishReason
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "samplers", "typical_p", "top_n_sigma", "dynamic_temperature", "xtc", "dry", "bad_words", "allowed_token_ids", "return_sampler_trace", "grammar")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "samplers", "typical_p", "top_n_sigma", "dynamic_temperature", "xtc", "dry", "bad_words", "allowed_token_ids", "return_sampler_trace", "grammar", "thinking")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RETURN_SAMPLER_TRACE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -79,7 +80,8 @@ class SamplingParams(_message.Message):
     allowed_token_ids: bytes
     return_sampler_trace: bool
     grammar: Grammar
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., samplers: _Optional[_Iterable[str]] = ..., typical_p: _Optional[float] = ..., top_n_sigma: _Optional[float] = ..., dynamic_temperature: _Optional[_Union[DynamicTemperature, _Mapping]] = ..., xtc: _Optional[_Union[Xtc, _Mapping]] = ..., dry: _Optional[_Union[Dry, _Mapping]] = ..., bad_words: _Optional[_Iterable[bytes]] = ..., allowed_token_ids: _Optional[bytes] = ..., return_sampler_trace: bool = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    thinking: ThinkingBudget
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., samplers: _Optional[_Iterable[str]] = ..., typical_p: _Optional[float] = ..., top_n_sigma: _Optional[float] = ..., dynamic_temperature: _Optional[_Union[DynamicTemperature, _Mapping]] = ..., xtc: _Optional[_Union[Xtc, _Mapping]] = ..., dry: _Optional[_Union[Dry, _Mapping]] = ..., bad_words: _Optional[_Iterable[bytes]] = ..., allowed_token_ids: _Optional[bytes] = ..., return_sampler_trace: bool = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
 
 class DynamicTemperature(_message.Message):
     __slots__ = ("range", "exponent")
@@ -136,6 +138,16 @@ class Grammar(_message.Message):
     opener: int
     end_token_ids: bytes
     def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., start_after: _Optional[bytes] = ..., opener: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
+
+class ThinkingBudget(_message.Message):
+    __slots__ = ("max_tokens", "begin", "end")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    begin: bytes
+    end: bytes
+    def __init__(self, max_tokens: _Optional[int] = ..., begin: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")

@@ -26,6 +26,7 @@ LIMITS: dict[str, Bound] = {
     "repetition_penalty": Bound(0.01, 10),
     "seed": Bound(-(2**63), 2**64 - 1),
     "max_tokens": Bound(1, 2**24),
+    "thinking_token_budget": Bound(-1, 2**24),  # -1 = as many as there are
     "min_tokens": Bound(0, 2**24),
     "n": Bound(1, 128),
     "logprobs": Bound(0, 20),

@@ -63,7 +63,7 @@ class ChatInput(_message.Message):
     def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., template_kwargs_json: _Optional[bytes] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ...) -> None: ...
 
 class TextOptions(_message.Message):
-    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids", "bad_words", "dry_breakers", "split_reasoning", "grammar", "return_prompt_ids", "cut_max_tokens", "no_special_tokens")
+    __slots__ = ("stop", "include_stop", "ignore_eos", "keep_special_tokens", "stop_token_ids", "bad_words", "dry_breakers", "split_reasoning", "grammar", "return_prompt_ids", "cut_max_tokens", "no_special_tokens", "thinking_token_budget")
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class TextOptions(_message.Message):
     RETURN_PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     CUT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NO_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop: bool
     ignore_eos: bool
@@ -88,7 +89,8 @@ class TextOptions(_message.Message):
     return_prompt_ids: bool
     cut_max_tokens: bool
     no_special_tokens: bool
-    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., dry_breakers: _Optional[_Iterable[str]] = ..., split_reasoning: bool = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ..., return_prompt_ids: bool = ..., cut_max_tokens: bool = ..., no_special_tokens: bool = ...) -> None: ...
+    thinking_token_budget: int
+    def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., keep_special_tokens: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., dry_breakers: _Optional[_Iterable[str]] = ..., split_reasoning: bool = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ..., return_prompt_ids: bool = ..., cut_max_tokens: bool = ..., no_special_tokens: bool = ..., thinking_token_budget: _Optional[int] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("token_ids", "text_bytes")

@@ -67,6 +67,31 @@ def test_reasoning_can_be_left_out(llm: LLM) -> None:
     assert hidden.outputs[0].num_reasoning_tokens == shown.outputs[0].num_reasoning_tokens
 
 
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_budget_ends_the_thoughts(llm: LLM, budget: int) -> None:
+    never = params(2, logit_bias={END: -100.0})
+    (free,) = llm.chat(MESSAGES, never)
+    assert END not in free.outputs[0].token_ids
+    (bound,) = llm.chat(MESSAGES, never, thinking_token_budget=budget)
+    ids, output = bound.outputs[0].token_ids, bound.outputs[0]
+    assert list(ids[:budget]) == list(free.outputs[0].token_ids[:budget])
+    assert ids.index(END) == budget and ids.count(END) == 1
+    assert output.num_reasoning_tokens == budget + 1 and output.text
+
+
+def test_a_budget_that_is_not_reached_changes_nothing(llm: LLM) -> None:
+    (free,) = llm.chat(MESSAGES, params(1))
+    for budget in (-1, 47):
+        (bound,) = llm.chat(MESSAGES, params(1), thinking_token_budget=budget)
+        assert bound.outputs[0].token_ids == free.outputs[0].token_ids
+
+
+def test_structured_output_begins_after_a_budget(llm: LLM) -> None:
+    asked = params(2, logit_bias={END: -100.0}, structured_outputs={"regex": "[a-z]{4}[0-9]{2}"})
+    output = llm.chat(MESSAGES, asked, thinking_token_budget=5)[0].outputs[0]
+    assert re.fullmatch("[a-z]{4}[0-9]{2}", output.text) and output.num_reasoning_tokens == 6
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_structured_output_begins_after_the_thoughts(llm: LLM, seed: int) -> None:
     asked = params(seed, structured_outputs={"regex": "[a-z]{4}[0-9]{2}"})

@@ -45,7 +45,8 @@ class Resolution:
         `place` is where its text begins, None when thoughts are not parted. Raises InvalidRequest.
         """
         text = request.text
-        if not (text.bad_words or text.dry_breakers or text.grammar.kind):
+        has_budget = text.HasField("thinking_token_budget")
+        if not (text.bad_words or text.dry_breakers or text.grammar.kind or has_budget):
             return request.sampling
         found = SamplingParams()
         found.CopyFrom(request.sampling)
@@ -68,11 +69,18 @@ class Resolution:
             found.bad_words.extend(filter(self._can_be_drawn, bad_word_ids(tokenizer, word)))
         if text.dry_breakers:
             found.dry.breakers[:] = self._breaker_columns(tokenizer, text.dry_breakers)
-        if text.grammar.kind != Grammar.NONE and (place is Place.START or place in INSIDE):
-            found.grammar.start_after = tokenizer.encode(CLOSE, add_special_tokens=False)
+        if place is not Place.START and place not in INSIDE:
+            return
+        end = tokenizer.encode(CLOSE, add_special_tokens=False)
+        if text.grammar.kind != Grammar.NONE:
+            found.grammar.start_after = end
             opener = tokenizer.id_of(OPEN)
             if place is Place.START and opener is not None:  # it may answer without a thought
                 found.grammar.opener = opener
+        if text.HasField("thinking_token_budget"):
+            found.thinking.max_tokens, found.thinking.end = text.thinking_token_budget, end
+            if place is Place.START:
+                found.thinking.begin = tokenizer.encode(OPEN, add_special_tokens=False)
 
     def _can_be_drawn(self, column: bytes) -> bool:
         """Whether the model has all these tokens: a tokenizer may have more."""

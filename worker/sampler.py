@@ -145,7 +145,7 @@ class Sampler:
         if trace is not None:
             trace.note("logits", Candidates(self._ids, logits.astype(np.float64)))
         ids = self._ids
-        allowed = draw.grammar.allowed(history.output_ids) if draw.grammar else None
+        allowed = draw.allowed(history.output_ids)
         if allowed is not None:
             if len(allowed) == 0:
                 raise NothingLeft("every token is forbidden by the grammar")

@@ -45,7 +45,7 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether to think, and whether to show it. No budget binds a number of tokens."""
+    """Whether to think, how long at most, and whether to show it."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None

@@ -25,6 +25,7 @@ OWN_NAMES = (
     (".function.parameters", ".input_schema"),
     (".function", ""),
     ("stop", "stop_sequences"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
 )
 
 
@@ -41,6 +42,7 @@ def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
         continue_final_message=is_begun(messages[-1]) or None,
         response_format=response_format_of(body),
         reasoning_effort=effort_of(body, info),
+        thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         **more,
         **tools_of(body),
     )

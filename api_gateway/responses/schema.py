@@ -101,6 +101,7 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     client_metadata: dict[str, str] | None = None  # of Codex, about itself
 
     @property

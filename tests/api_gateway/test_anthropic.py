@@ -191,6 +191,9 @@ async def test_thoughts(
     is_omitted = bool(thinking) and thinking.get("display") == "omitted"
     assert (thoughts, answer["text"]) == ([] if is_omitted else shown, "Yes.")
     assert json.loads(seen(fake).chat.template_kwargs_json or b"{}") == expected
+    budget = (thinking or {}).get("budget_tokens")
+    assert seen(fake).text.HasField("thinking_token_budget") == (budget is not None)
+    assert seen(fake).text.thinking_token_budget == (budget or 0)
 
 
 async def test_to_allow_thoughts_is_no_error_where_there_are_none(fake: FakeTokenizer) -> None:
@@ -334,6 +337,7 @@ def block(**fields: Any) -> dict[str, Any]:
         (ask(tools=[TOOL], tool_choice={"type": "any", "name": "x"}), "tool_choice.name"),
         (ask(tool_choice={"type": "any"}), "tool_choice"),
         (ask(thinking={"type": "deep"}), "thinking.type"),
+        (ask(thinking={"type": "enabled", "budget_tokens": -2}), "thinking.budget_tokens"),
         (ask(output_config={"effort": "huge"}), "output_config.effort"),
         (ask(output_config={"format": {"type": "json_schema"}}), "output_config.format.schema"),
         (ask(output_format={"type": "json_schema", "schema": {"enum": [2**70]}}),

@@ -86,6 +86,16 @@ async def test_reasoning_effort_reaches_the_template(
     assert json.loads(given) == kwargs
 
 
+async def test_a_budget_of_thoughts_is_passed_on(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    for budget, told in ((0, 0), (512, 512), (-1, None), (None, None)):
+        await client.post(CHAT, json=chat(thinking_token_budget=budget))
+        text = fake.streams[-1].requests_seen[max(fake.streams[-1].requests_seen)].text
+        has_one = text.HasField("thinking_token_budget")
+        assert (text.thinking_token_budget if has_one else None) == told
+
+
 async def test_progress_of_the_prompt(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     def slow(stream: Stream, slot: int) -> None:
         stream.start(slot, 1000)

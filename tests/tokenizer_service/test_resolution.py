@@ -114,6 +114,18 @@ async def test_words_need_a_tokenizer(field: str) -> None:
         await resolved(None, **{field: ["a"]})
 
 
+async def test_a_budget_names_the_tags(tiny_tokenizer: Tokenizer) -> None:
+    begin, end = (tiny_tokenizer.id_of(tag) for tag in ("<think>", "</think>"))
+    with ThreadPoolExecutor(1) as executor:
+        resolution = Resolution(tiny_tokenizer, executor, GrammarDoor())
+        for place in (None, *Place):
+            request = TextRequest(text=TextOptions(thinking_token_budget=0))
+            found = (await resolution.sampling(request, place)).thinking
+            thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
+            assert ids_of(found.end) == ([end] if thinking else [])
+            assert ids_of(found.begin) == ([begin] if place is Place.START else [])
+
+
 async def test_a_grammar_acts_after_the_thoughts(tiny_tokenizer: Tokenizer) -> None:
     text, door = TextOptions(grammar=Grammar(kind=Grammar.REGEX, text="[a-z]+")), GrammarDoor()
     with ThreadPoolExecutor(1) as executor:

@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
 
 def recipe_of(draw: Draw) -> Recipe | None:
     """Return what the GPU is told, or None when the chain is not in the default order of these."""
-    if draw.is_traced or draw.grammar is not None:
+    if draw.is_traced or draw.is_bound:
         return None
     names = [name for name, _ in draw.stages]
     places = [ORDER.index(name) for name in names if name in ORDER]

@@ -11,10 +11,13 @@ from protos import common_pb2
 from protos import worker as wire
 from worker.errors import RowError
 from worker.grammar import Follower, Grammars
+from worker.kernels.checks import Ints
+from worker.noise import Ids
 from worker.sampling.candidates import Recipe, column
 from worker.sampling.chain import chain
 from worker.sampling.shortlist import shortlist
 from worker.sampling.temperature import Temperature
+from worker.sampling.thinking import ThinkingBudget
 
 
 class Draw:
@@ -37,16 +40,23 @@ class Draw:
         self.is_traced = params.return_sampler_trace
         self.stages = chain(recipe, self.is_greedy)
         self.grammar = _grammar(params, stop_token_ids, grammars)
-        self.is_plain = (
-            self.is_greedy and not (self.stages or self.is_traced) and self.grammar is None
-        )
+        self._thinking = ThinkingBudget.create(params)
+        self.is_bound = self.grammar is not None or self._thinking is not None
+        """Not all tokens may come at all times; which ones, the output decides."""
+        self.is_plain = self.is_greedy and not (self.stages or self.is_traced or self.is_bound)
         """The likeliest token of the raw logits is drawn."""
         self.free_temperature = self._free_temperature()
         self.shortlist = None if self.is_traced else shortlist(self.stages)
 
+    def allowed(self, output_ids: Ints) -> Ids | None:
+        """Return the ids that may come next, rising; None = all. See `Follower.allowed`."""
+        found = self.grammar.allowed(output_ids) if self.grammar is not None else None
+        forced = self._thinking.forced(output_ids) if self._thinking is not None else None
+        return found if forced is None else forced
+
     def _free_temperature(self) -> float | None:
         """Return the temperature when it is all there is to the chain: any token may be drawn."""
-        if self.is_greedy or self.is_traced or self.grammar is not None or len(self.stages) > 1:
+        if self.is_greedy or self.is_traced or self.is_bound or len(self.stages) > 1:
             return None
         if not self.stages:
             return 1.0
@@ -90,6 +100,7 @@ def _check_ids(params: common_pb2.SamplingParams, vocab_size: int) -> None:
         "logit_bias": (bias.token_id for bias in params.logit_bias),
         "allowed_token_ids": column(params.allowed_token_ids).tolist(),
         "bad_words": (i for word in params.bad_words for i in column(word).tolist()),
+        "thinking": column(params.thinking.end).tolist(),
     }
     for name, token_ids in named.items():
         if (highest := max(token_ids, default=-1)) >= vocab_size:
