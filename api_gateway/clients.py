@@ -109,7 +109,7 @@ class TextClients:
             raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
         served = ", ".join(name for info in models for name in (info.id, *info.aliases))
         raise NotFound(
-            f"model {name[:100]!r} is not served here; served: {served}",
+            f"the model {name[:100]!r} does not exist; served: {served}",
             param="model",
             code="model_not_found",
         )

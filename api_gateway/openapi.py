@@ -119,7 +119,7 @@ STOPS = {"maxItems": limits.MAX_STOP_STRINGS, "items": text(limits.MAX_STOP_STRI
 RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
-    "cache_salt": {"string": word(NAME, limits.MAX_CACHE_SALT_CHARS)},
+    "cache_salt": {"string": word("[!-~]", limits.MAX_CACHE_SALT_CHARS)},
     "metadata": {
         "object": {
             "maxProperties": limits.MAX_METADATA,

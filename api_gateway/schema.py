@@ -111,9 +111,12 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's way to ask for a form; exactly one field. `grammar` is llguidance's Lark, or EBNF.
+    """vLLM's way to ask for a form: exactly one of the first five fields.
 
-    The last five are vLLM's too and not served: they may be sent with what asks for nothing.
+    `grammar` is llguidance's Lark, or EBNF. `disable_any_whitespace` and
+    `disable_additional_properties` are for JSON.
+
+    The last four are vLLM's too. Two of them are not served, and the last says what is so anyway.
     """
 
     json: str | dict[str, Any] | None = None
@@ -123,9 +126,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json_object: Literal[True] | None = None
     structural_tag: None = None
     whitespace_pattern: None = None
-    disable_any_whitespace: Literal[False] | None = None
-    disable_additional_properties: Literal[False] | None = None
-    disable_fallback: Literal[False] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
 
 
 class DynamicTemperature(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
-from api_gateway.parsers.grammar import ANY_OBJECT, forced
+from api_gateway.parsers.grammar import ANY_OBJECT, forced, spaced
 from api_gateway.parsers.json_schema import beyond_64_bits, binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import NAME, ToolPlan
@@ -25,24 +25,28 @@ STRUCTURED, RESPONSE = "structured_outputs", "response_format"
 
 def grammar_of(body: Fields, plan: ToolPlan | None) -> Grammar | None:
     """Return what the output must match, None when it is free; raise InvalidRequest."""
-    schema = wanted_schema(body.response_format)
-    structured = structured_grammar(body.structured_outputs)
-    if schema is not None and structured is not None:
-        raise refuse("response_format and structured_outputs exclude each other", STRUCTURED)
+    schema, field = wanted_schema(body.response_format), RESPONSE
+    if (given := body.structured_outputs) is not None:
+        if schema is not None:
+            raise refuse("response_format and structured_outputs exclude each other", STRUCTURED)
+        form, value = the_form(given)
+        if not form.startswith("json"):
+            if plan is not None:
+                raise refuse(f"{STRUCTURED}.{form} excludes tools", STRUCTURED)
+            return text_grammar(form, value)
+        schema, field = structured_schema(given, form, value), STRUCTURED
     if plan is None:
         if schema is None:
-            return structured
-        text = schema_text(schema, RESPONSE) if schema else "{}"
+            return None
+        text = schema_text(schema, field) if schema else "{}"
         return Grammar(kind=Grammar.JSON_SCHEMA, text=text)
-    if structured is not None:
-        raise refuse("structured_outputs excludes tools", STRUCTURED)
     if plan.is_forced or schema is not None:
         check_tool_numbers(body, plan)
     if (calls := plan.grammar()) is not None:
         return lark(calls, "tools")  # a call that must come leaves no other answer to form
     if schema is None:
         return None
-    return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), RESPONSE)
+    return lark(forced(plan.calls_grammar, schema or ANY_OBJECT), field)
 
 
 def check_tool_numbers(body: Fields, plan: ToolPlan) -> None:
@@ -119,22 +123,36 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
     return dict(binding(closed(schema)))
 
 
-def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
-    if given is None:
-        return None
+def the_form(given: StructuredOutputs) -> tuple[str, Any]:
+    """Return which form is asked for and what is said of it; raise InvalidRequest."""
     asked = {name: value for name in FORMS if (value := getattr(given, name)) is not None}
     if len(asked) != 1:
         raise refuse(f"{STRUCTURED} takes exactly one of {', '.join(FORMS)}", STRUCTURED)
-    name, value = asked.popitem()
-    param = f"{STRUCTURED}.{name}"
-    if name == "json_object":
-        return Grammar(kind=Grammar.JSON_SCHEMA, text="{}")
-    if name == "json":
+    form, value = asked.popitem()
+    for option in ("disable_any_whitespace", "disable_additional_properties"):
+        if getattr(given, option) and not form.startswith("json"):
+            raise refuse(f"{STRUCTURED}.{option} is for json", f"{STRUCTURED}.{option}")
+    return form, value
+
+
+def structured_schema(given: StructuredOutputs, form: str, value: Any) -> dict[str, Any]:
+    """Return the JSON Schema of the forms json and json_object; empty = any object."""
+    schema: dict[str, Any] = {}
+    if form == "json":
+        param = f"{STRUCTURED}.{form}"
         schema = parsed(value, param)
         schema_text(schema, param)
         check_numbers(schema, param)
-        return Grammar(kind=Grammar.JSON_SCHEMA, text=dumps(binding(schema)).decode())
-    if name == "choice":
+        schema = dict(binding(closed(schema) if given.disable_additional_properties else schema))
+    if given.disable_any_whitespace:
+        schema = spaced(schema or ANY_OBJECT)
+    return schema
+
+
+def text_grammar(form: str, value: Any) -> Grammar:
+    """Return the grammar of the forms regex, choice and grammar."""
+    param = f"{STRUCTURED}.{form}"
+    if form == "choice":
         if not value:
             raise refuse(f"{param} is empty", param)
         check_texts(value, param, limits.MAX_CHOICES, limits.MAX_GRAMMAR_CHARS)
@@ -142,7 +160,7 @@ def structured_grammar(given: StructuredOutputs | None) -> Grammar | None:
         check_text(text, param, limits.MAX_GRAMMAR_CHARS)
         return Grammar(kind=Grammar.CHOICE, text=text)
     check_text(value, param, limits.MAX_GRAMMAR_CHARS)
-    return Grammar(kind=Grammar.REGEX if name == "regex" else Grammar.LARK, text=value)
+    return Grammar(kind=Grammar.REGEX if form == "regex" else Grammar.LARK, text=value)
 
 
 def parsed(schema: str | dict[str, Any], param: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from api_gateway.checks import refuse
 from api_gateway.sampling import dry_breakers, sampling
 from api_gateway.schema import (
     ChatPrompt,
@@ -117,16 +116,8 @@ def part_thoughts(text: TextOptions, body: ChatRequest, info: ModelInfo) -> None
 def effort_kwargs(body: ChatRequest, info: ModelInfo) -> dict[str, str | bool]:
     """Return what reasoning_effort means to a template: on or off, and how much."""
     effort = body.reasoning_effort
-    if effort is None:
-        return {}
-    if not info.reasoning_format:
-        if effort == "none":
-            return {}
-        raise refuse(
-            f"{info.id} does not reason: reasoning_effort can only be none",
-            "reasoning_effort",
-            "unsupported_parameter",
-        )
+    if effort is None or not info.reasoning_format:
+        return {}  # clients ask every model to think: it is no error where one does not
     is_on = effort != "none"
     return {"enable_thinking": is_on, **({"reasoning_effort": effort} if is_on else {})}
 

@@ -42,7 +42,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "regex": _NOTHING,
     "return_tokens_as_token_ids": _OFF,
-    "spaces_between_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True, False),  # no tokenizer here puts any
     "store": _OFF,
     "use_beam_search": _OFF,
     "vllm_xargs": _EMPTY,

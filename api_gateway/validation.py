@@ -23,7 +23,7 @@ BOUNDED = (
     "dry_penalty_last_n", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "n", "n_keep", "prompt_logprobs",
 )  # fmt: skip
-SALT = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.MAX_CACHE_SALT_CHARS}}}")
+SALT = re.compile(rf"[!-~]{{1,{limits.MAX_CACHE_SALT_CHARS}}}")
 
 
 def check_routing(body: Routing) -> None:
@@ -32,7 +32,7 @@ def check_routing(body: Routing) -> None:
     check_bound("timeout_ms", body.timeout_ms)
     if body.cache_salt is not None and not SALT.fullmatch(body.cache_salt):
         most = limits.MAX_CACHE_SALT_CHARS
-        raise refuse(f"cache_salt must be 1 to {most} characters of A-Z a-z 0-9 _ -", "cache_salt")
+        raise refuse(f"cache_salt must be 1 to {most} characters of ASCII, no blanks", "cache_salt")
     check_notes(body)
 
 

@@ -26,6 +26,8 @@ KEPT = 64
 STACK_BYTES = 2 * 2**20
 EBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """A rule as llama.cpp and vLLM write it (`root ::= …`)."""
+CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+"""What these mean in JSON Schema's patterns, in EBNF's engines, and to who writes an address."""
 READ_AS = b"\0"
 """Begins an answer that is no complaint: the text as the workers are to read it."""
 
@@ -38,7 +40,7 @@ class GrammarDoor:
         self._passed: OrderedDict[tuple[int, str], str] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> str:
-        """Return the text as the workers read it: of EBNF, Lark.
+        """Return the text as the workers read it: of EBNF, Lark; of a regex, classes of ASCII.
 
         Raises InvalidRequest that says why, or Unprocessable when the check takes too much.
         """
@@ -138,16 +140,38 @@ def answer(message: bytes) -> bytes:
 
 
 def judged(grammar: Grammar) -> bytes:
-    is_ebnf = grammar.kind == Grammar.LARK and EBNF.search(grammar.text) is not None
-    if is_ebnf:
-        try:
-            from llguidance.gbnf_to_lark import gbnf_to_lark
-
-            grammar.text = gbnf_to_lark(grammar.text)
-        except Exception as error:  # it raises plain ones, and RecursionError
-            return str(error).encode(errors="replace")
+    given = grammar.text
+    try:
+        grammar.text = read_as(grammar)
+    except Exception as error:  # gbnf_to_lark raises plain ones, and RecursionError
+        return str(error).encode(errors="replace")
     why = fault(grammar).encode(errors="replace")
-    return READ_AS + grammar.text.encode() if is_ebnf and not why else why
+    return why if why or grammar.text == given else READ_AS + grammar.text.encode()
+
+
+def read_as(grammar: Grammar) -> str:
+    """Return the text in the words of the workers."""
+    if grammar.kind == Grammar.REGEX:
+        return ascii_classes(grammar.text)
+    if grammar.kind == Grammar.LARK and EBNF.search(grammar.text):
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        return str(gbnf_to_lark(grammar.text))
+    return grammar.text
+
+
+def ascii_classes(regex: str) -> str:
+    r"""Return `regex` with \d, \w, \s and their opposites spelled out.
+
+    To llguidance they are Unicode's, and a model in an Arabic talk would write Arabic digits.
+    """
+
+    def spelled(escape: re.Match[str]) -> str:
+        letter = escape[1]
+        members = CLASSES.get(letter.lower())
+        return escape[0] if members is None else f"[{'^' if letter.isupper() else ''}{members}]"
+
+    return re.sub(r"\\(.)", spelled, regex, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from api_gateway.schema import ChatRequest, JsonSchema, Message, ResponseFormat
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
-from protos.common_pb2 import ModelInfo
 
 SAME = (
     "priority", "cache_salt", "request_id", "timeout_ms", "max_tokens", "temperature", "top_p",
@@ -29,7 +28,7 @@ OWN_NAMES = (
 )
 
 
-def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
+def chat_of(body: Prompted) -> ChatRequest:
     """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
     messages = messages_of(body)
     more: dict[str, Any] = {}
@@ -41,7 +40,7 @@ def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
         messages=messages,
         continue_final_message=is_begun(messages[-1]) or None,
         response_format=response_format_of(body),
-        reasoning_effort=effort_of(body, info),
+        reasoning_effort=effort_of(body),
         thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         **more,
         **tools_of(body),
@@ -53,7 +52,7 @@ def chat_of(body: Prompted, info: ModelInfo) -> ChatRequest:
 
 def order_messages(body: Prompted, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
-    chat = chat_of(body, caller.info)
+    chat = chat_of(body)
     with own_words(own_names(body)):
         order = order_chat(chat, caller)
     for request in order.requests:
@@ -73,13 +72,10 @@ def is_begun(last: Message) -> bool:
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
-def effort_of(body: Prompted, info: ModelInfo) -> Any:
-    """Return how much to think, None as the model does by itself.
-
-    Clients allow to think without looking who answers: it is no error where the model does not.
-    """
+def effort_of(body: Prompted) -> Any:
+    """Return how much to think, None as the model does by itself."""
     effort = body.output_config.effort if body.output_config else None
-    if not info.reasoning_format or not (body.thinking or effort):
+    if not (body.thinking or effort):
         return None
     if body.thinking and body.thinking.type == "disabled":
         return "none"

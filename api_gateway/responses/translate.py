@@ -22,7 +22,6 @@ from api_gateway.schema import (
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
-from protos.common_pb2 import ModelInfo
 
 SAME = (
     "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
@@ -43,12 +42,8 @@ OWN_NAMES = (
 )
 
 
-def chat_of(body: ResponseRequest, tools: Offered, info: ModelInfo) -> ChatRequest:
-    """Return the chat request, checked; raise InvalidRequest with the client's own fields.
-
-    Clients ask every model to think: it is no error where one does not.
-    """
-    effort = body.reasoning.effort if body.reasoning and info.reasoning_format else None
+def chat_of(body: ResponseRequest, tools: Offered) -> ChatRequest:
+    """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
     messages = messages_of(body)
     check_bound("max_output_tokens", body.max_output_tokens, "max_tokens")
     chat = ChatRequest(
@@ -59,7 +54,7 @@ def chat_of(body: ResponseRequest, tools: Offered, info: ModelInfo) -> ChatReque
         tools=None if body.tools is None else tools.functions,
         tool_choice=tool_choice_of(body, tools),
         response_format=response_format_of(body.text.format if body.text else None),
-        reasoning_effort=effort,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
     with own_words(OWN_NAMES):
         check_chat(chat)
@@ -69,7 +64,7 @@ def chat_of(body: ResponseRequest, tools: Offered, info: ModelInfo) -> ChatReque
 def order_response(body: ResponseRequest, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
     tools = offered(body.tools or [])
-    chat = chat_of(body, tools, caller.info)
+    chat = chat_of(body, tools)
     with own_words(OWN_NAMES):
         order = order_chat(chat, caller)
     field = "text.format" if order.grammar_field == RESPONSE else order.grammar_field

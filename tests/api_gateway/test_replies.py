@@ -288,6 +288,7 @@ async def test_usage_is_told_when_a_stream_ends_badly(
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 2
 
 
+SPACING = '{"whitespace_flexible":false,"item_separator":", ","key_separator":": "}'
 FORMS: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": {"type": "json_object"}}, Grammar.JSON_SCHEMA, "{}"),
     (
@@ -298,6 +299,17 @@ FORMS: list[tuple[dict[str, Any], int, str]] = [
     ),
     ({"structured_outputs": {"json": '{"type": "null"}'}}, Grammar.JSON_SCHEMA, '{"type":"null"}'),
     ({"structured_outputs": {"json_object": True}}, Grammar.JSON_SCHEMA, "{}"),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+        Grammar.JSON_SCHEMA,
+        f'{{"x-guidance":{SPACING},"type":"object"}}',
+    ),
+    (
+        {"structured_outputs": {"json": {"properties": {"a": {}}}, "disable_fallback": True,
+                                "disable_additional_properties": True}},
+        Grammar.JSON_SCHEMA,
+        '{"properties":{"a":{}},"additionalProperties":false}',
+    ),
     ({"structured_outputs": {"regex": "a+"}}, Grammar.REGEX, "a+"),
     ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar.CHOICE, '["a","b"]'),
     ({"structured_outputs": {"grammar": "start: /a/"}}, Grammar.LARK, "start: /a/"),

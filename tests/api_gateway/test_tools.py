@@ -266,8 +266,8 @@ async def test_other_formats_and_models_without_one(fake: FakeTokenizer) -> None
         assert refused.json()["error"]["code"] == "tools_not_supported"
         forced = await http.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
         assert forced.json()["choices"][0]["finish_reason"] == "tool_calls"
-        effort = await http.post(URL, json=chat(reasoning_effort="low"))
-        assert effort.json()["error"]["param"] == "reasoning_effort"
+        asked = await http.post(URL, json=chat(reasoning_effort="low"))  # it is asked of all models
+        assert asked.status_code == 200
 
 
 async def test_calls_in_history_reach_the_template(
@@ -389,6 +389,23 @@ async def test_a_schema_that_cannot_be_kept_to_is_blamed_on_the_tools(
     reply = await client.post(URL, json=chat(tools=TOOLS, tool_choice="required"))
     error = reply.json()["error"]
     assert (error["param"], error["message"]) == ("tools", "tools: no")
+
+
+async def test_json_beside_tools_is_asked_for_in_either_field(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+    shape = {"name": "a", "schema": schema}
+    forms = [
+        {"response_format": {"type": "json_schema", "json_schema": shape}},
+        {"structured_outputs": {"json": schema}},
+    ]
+    told = []
+    for form in forms:
+        assert (await client.post(URL, json=chat(tools=TOOLS, **form))).status_code == 200
+        requests = fake.streams[-1].requests_seen
+        told.append(requests[max(requests)].text.grammar)
+    assert told[0] == told[1] and "answer" in told[0].text
 
 
 @pytest.mark.parametrize(("line", "blamed"), [(2, "response_format"), (6, "tools"), (8, "tools")])

@@ -68,6 +68,13 @@ async def test_ebnf_goes_to_the_workers_as_lark(door: GrammarDoor, word: str) ->
         assert await door.check(Grammar(kind=Grammar.LARK, text=lark)) == lark
 
 
+async def test_classes_of_a_regex_are_of_ascii(door: GrammarDoor) -> None:
+    text = r"[^\d-]\D\\d(?i)[\w.]\W\s\.\p{Nd}"
+    read = r"[^[0-9]-][^0-9]\\d(?i)[[0-9A-Za-z_].][^0-9A-Za-z_][ \t\n\r\f\v]\.\p{Nd}"
+    for _ in range(2):
+        assert await door.check(Grammar(kind=Grammar.REGEX, text=text)) == read
+
+
 async def test_many_empty_lines_are_looked_through_at_once(door: GrammarDoor) -> None:
     """Once the search for a rule began at each of them anew, a minute for these."""
     text = "\n" * 65_000 + 'start: "a"'
