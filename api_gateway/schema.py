@@ -116,7 +116,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     `grammar` is llguidance's Lark, or EBNF. `disable_any_whitespace` and
     `disable_additional_properties` are for JSON.
 
-    The last four are vLLM's too. Two of them are not served, and the last says what is so anyway.
+    `structural_tag` and `whitespace_pattern` are not served; `disable_fallback` asks for nothing.
     """
 
     json: str | dict[str, Any] | None = None

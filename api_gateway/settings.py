@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.rpc import MAX_MESSAGE_BYTES
 from common.settings import ADDRESSES, LogLevel
 
 _ORIGIN = r"(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s,/]+/?)"
@@ -49,7 +50,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             pattern=ORIGINS,
         ),
     ] = ""
-    max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 4 * 2**20
+    max_body_bytes: Annotated[
+        int, Meta(description="largest request body", ge=1024, le=MAX_MESSAGE_BYTES // 2)
+    ] = 4 * 2**20  # ids take up to twice the bytes below
     max_concurrent_requests: Annotated[
         int, Meta(description="more at once are refused with 429", ge=1)
     ] = 1024

@@ -31,7 +31,7 @@ PROMPTS = (
 def percentile(values: list[float], part: float) -> float:
     """Return the `part` (0..1) quantile of `values` by nearest rank; NaN when empty."""
     ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else math.nan
+    return ranked[max(0, math.ceil(part * len(ranked)) - 1)] if ranked else math.nan
 
 
 def first_model(url: str, key: str) -> str:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, Unpack
 
 from api_gateway.bulks import Bulks
 from api_gateway.embedding_reply import shaped
-from common.errors import InvalidRequest, from_detail
+from api_gateway.errors import of_finish
+from common.errors import InvalidRequest
 from millrace.client import EngineClient, Piece
 from millrace.deltas import Deltas, collect
 from millrace.in_process import open_in_process
@@ -125,8 +126,8 @@ class AsyncLLM:
                 for bulk in piece.bulks:
                     bulks.add(bulk)
                 if (finish := piece.finish) is not None:
-                    if finish.reason in (common_pb2.ERROR, common_pb2.IGNORED):
-                        raise from_detail(finish.error)
+                    if finish.reason not in (common_pb2.STOPPED, common_pb2.LENGTH):
+                        raise of_finish(finish)
                     num_prompt_tokens = finish.num_prompt_tokens
         vector = shaped(bulks.embedding, dimensions, normalize)
         return EmbeddingOutput(request.request_id, vector.tolist(), num_prompt_tokens)

@@ -58,10 +58,17 @@ class Server:
         with closing(self._connect()) as connection:
             reply = self._reply(connection, "POST", path, sent)
             for event in self._events(path, reply):
-                decoded = msgspec.json.decode(event)
+                decoded = self._decoded(path, event)
                 if decoded.get("error") is not None:
                     raise CommandError(_message(event))
                 yield decoded
+
+    def _decoded(self, path: str, event: bytes) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(event, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            shown = event[:100].decode(errors="replace")
+            raise CommandError(f"{self.url}{path}: no event of ours: {shown!r}: {error}") from error
 
     def _events(self, path: str, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         """Yield the data of every event before `[DONE]`; raise CommandError if that never comes."""

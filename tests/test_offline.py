@@ -13,18 +13,20 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequest, ServiceError
+from common.errors import Cancelled, InvalidRequest, ServiceError
 from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams
 from millrace.async_llm import MAX_IN_FLIGHT
 from millrace.cli import main
+from millrace.client import Piece
 from millrace.project import DEMO_MODEL
+from protos.common_pb2 import ABORTED, Finish
 from tests.conftest import ROOT
 from tests.support.model_folders import without_prefix, write_safetensors
 from tests.support.tiny_model import write_tiny_model
@@ -540,6 +542,19 @@ async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(tiny: Path) -> None
     for late in (waiting, llm.generate("x"), llm.embed("x")):
         with pytest.raises(RuntimeError, match="this LLM is closed"):
             await late
+
+
+async def test_an_input_that_is_given_up_has_no_embedding(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def given_up(*_: Any) -> AsyncIterator[Piece]:
+        yield Piece(0, finish=Finish(reason=ABORTED))
+
+    llm = await AsyncLLM.open(tiny, kv_cache_memory=KV_CACHE_MEMORY)
+    monkeypatch.setattr(AsyncLLM, "_submit", given_up)
+    with pytest.raises(Cancelled):
+        await llm.embed("x")
+    await llm.close()
 
 
 def test_a_hook_that_asks_its_own_model_is_told(tiny: Path, llm: LLM) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from common.errors import ServiceError
+from common.errors import InvalidRequest
 
 Render = Callable[[list[dict[str, Any]]], Awaitable[str]]
 LOOP = re.compile(r"\bfor\b[^%]*\bin\b[^%]*\bcontent\b")
@@ -30,7 +30,10 @@ def may_read_parts(templates: Mapping[str, str]) -> bool:
 
 
 async def roles_of_parts(render: Render) -> frozenset[str]:
-    """Return the roles whose text is lost, or fails, as a string and is shown as a part."""
+    """Return the roles whose text is lost, or fails, as a string and is shown as a part.
+
+    Raises what rendering raises where it does not come to an end.
+    """
     found: set[str] = set()
     for role, talk in TALKS.items():
         if not await _shows(render, role, talk, found) and await _shows(
@@ -47,7 +50,7 @@ async def _shows(render: Render, role: str, talk: Sequence[str], in_parts: Colle
     ]
     try:
         return SIGN in await render(messages)
-    except ServiceError:
+    except InvalidRequest:  # the template refuses; all else says nothing of it
         return False
 
 

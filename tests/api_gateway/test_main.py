@@ -119,6 +119,7 @@ def test_bad_settings_end_in_one_line() -> None:
         ("--port=x", "port"),
         ("--nonsense=1", "nonsense"),
         ("--tokenizers=x", "tokenizers"),
+        ("--max-body-bytes=99999999", "max_body_bytes"),
     ):
         process = start(option)
         error = process.communicate(timeout=20)[1]

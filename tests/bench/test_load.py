@@ -11,6 +11,15 @@ from bench.load import failure, main
 from bench.sse_client import Outcome
 
 
+@pytest.mark.parametrize(
+    ("count", "part", "rank"),
+    [(60, 0.95, 57), (2, 0.5, 1), (3, 0.5, 2), (10, 0.99, 10), (1, 0.5, 1), (4, 1.0, 4), (4, 0, 1)],
+)
+def test_percentiles_are_by_nearest_rank(count: int, part: float, rank: int) -> None:
+    values = [float(n) for n in range(count, 0, -1)]
+    assert load.percentile(values, part) == rank
+
+
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:1"]) == 2
     said = capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import http.server
 import importlib
 import io
+import re
 import socket
 import sys
 import threading
@@ -128,6 +129,24 @@ def test_an_answer_that_breaks_off_is_none(length: str, rest: str) -> None:
         events = Server(f"http://127.0.0.1:{door.getsockname()[1]}", None).events("/v1/x", {})
         assert next(events) == {"a": 1}
         with pytest.raises(CommandError, match="/v1/x: the connection ended before the answer"):
+            next(events)
+        thread.join()
+
+
+@pytest.mark.parametrize("event", ["no json", "[1]"])
+def test_an_event_of_another_server_is_named(event: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer() -> None:
+            peer, _ = door.accept()
+            with peer:
+                peer.recv(2**16)
+                peer.sendall(f"HTTP/1.1 200 OK\r\n\r\ndata: {event}\n\n".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        events = Server(f"http://127.0.0.1:{door.getsockname()[1]}", None).events("/v1/x", {})
+        with pytest.raises(CommandError, match=re.escape(f"/v1/x: no event of ours: {event!r}: ")):
             next(events)
         thread.join()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tokenizers.processors import TemplateProcessing
 
-from common.errors import InvalidRequest
+from common.errors import Internal, InvalidRequest, ServiceError, Unprocessable
 from protos.columns import pack, unpack
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
@@ -144,6 +144,24 @@ async def test_a_template_gets_parts_where_it_reads_nothing_else(
     whole = "{% for m in messages %}" + source + "{% endfor %}"
     told = [*user("Hello"), {"role": "assistant", "content": ""}, *user("you")]
     assert text_of((await builder(executor, whole).build(chat(told))).token_ids) == wanted
+
+
+@pytest.mark.parametrize("failure", [Unprocessable("too slow"), Internal("no child")])
+async def test_a_look_that_fails_decides_nothing(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, failure: ServiceError
+) -> None:
+    """A busy moment was taken for a template that reads no parts, and its texts were lost."""
+    prompts = builder(executor, "{% for m in messages %}" + LOOPS + "{% endfor %}")
+    render = InProcess.render
+
+    async def fail(*_: Any) -> str:
+        raise failure
+
+    monkeypatch.setattr(InProcess, "render", fail)
+    with pytest.raises(type(failure)):
+        await prompts.build(chat(user("Hello")))
+    monkeypatch.setattr(InProcess, "render", render)
+    assert text_of((await prompts.build(chat(user("Hello")))).token_ids) == "[Hello]"
 
 
 async def test_a_role_that_is_no_text_goes_to_the_template(executor: ThreadPoolExecutor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -86,11 +87,16 @@ def find(stem: str, target: str, cache: Path) -> Code:
             return Code(path, json.loads(names.read_text()))
     compiled = compile_stem(stem, target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    names.write_text(json.dumps(compiled.names))
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(compiled.code)
-    fresh.rename(path)
+    write_whole(names, json.dumps(compiled.names).encode())
+    write_whole(path, compiled.code)
     return Code(path, compiled.names)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is never seen half; another process may be writing the same."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_bytes(content)
+    fresh.rename(path)
 
 
 def main() -> None:
