@@ -56,6 +56,7 @@ class TextClients:
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[Job, None] = {}
         self._connected = asyncio.Event()
+        self._known: set[str] = set()  # names of models that were served here
         self._resolver: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -105,8 +106,10 @@ class TextClients:
         for info in models:
             if name is None or name == info.id or name in info.aliases:
                 return info
-        if name is None or not models:
-            raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
+        if name is None or not models or name in self._known:
+            what = "" if name is None or not models else f" that serves {name!r}"
+            message = f"no tokenizer{what} is connected"
+            raise Unavailable(message, code="no_tokenizer", retry_after_s=1)
         served = ", ".join(name for info in models for name in (info.id, *info.aliases))
         raise NotFound(
             f"the model {name[:100]!r} does not exist; served: {served}",
@@ -270,6 +273,7 @@ class TextClients:
                 raise Breach("the stream did not open with a session")
             peer.link = Link(peer.address, call, first.opened, self._replay)
             peer.was_up = True
+            self._known |= {name for info in peer.link.models for name in (info.id, *info.aliases)}
             self._connected.set()
             log.info("tokenizer connected", extra={"address": peer.address})
             for job in list(self._waiting):

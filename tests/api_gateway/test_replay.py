@@ -11,7 +11,7 @@ import pytest
 from api_gateway import clients
 from api_gateway.__main__ import Gateway
 from protos import limits
-from protos.common_pb2 import LENGTH, Timings
+from protos.common_pb2 import LENGTH, ModelInfo, Timings
 from protos.tokenizer_pb2 import TextBatch
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, events, text_of
@@ -88,6 +88,22 @@ async def test_another_tokenizer_takes_over_all_choices(
     assert reply["usage"]["completion_tokens"] == 12
     taken = list(second.streams[0].requests_seen.values())
     assert len(taken) == 1 and taken[0].limits.first_choice == 1 and taken[0].limits.n == 1
+
+
+async def test_a_model_whose_only_tokenizer_is_gone_is_to_be_asked_for_again(
+    pair: tuple[FakeTokenizer, FakeTokenizer],
+) -> None:
+    first, second = pair
+    second.info = ModelInfo(id="other", max_model_len=4096)
+    async with running(f"{first.address},{second.address}") as gateway, in_process(gateway) as http:
+        await until(lambda: len(gateway.clients.links()) == 2)
+        await second.stop()
+        await until(lambda: len(gateway.clients.links()) == 1)
+        gone = await http.post("/v1/chat/completions", json=chat(model="other"))
+        assert (gone.status_code, gone.json()["error"]["code"]) == (503, "no_tokenizer")
+        assert gone.headers["retry-after"] == "1"
+        never = await http.post("/v1/chat/completions", json=chat(model="never"))
+        assert (never.status_code, never.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def keep_off(gateway: Gateway, fake: FakeTokenizer) -> None:
