@@ -75,7 +75,7 @@ async def test_another_tokenizer_takes_over_all_choices(
     first, second = pair
     async with running(f"{first.address},{second.address}") as gateway, in_process(gateway) as http:
         await until(lambda: len(gateway.clients.links()) == 2)
-        keep_off(gateway, second)
+        await keep_off(gateway, second)
         asked = asyncio.create_task(http.post("/v1/chat/completions", json=chat(n=2)))
         (stream, one), (_, two) = await first.arrivals.get(), await first.arrivals.get()
         tell(stream, one, 6)
@@ -106,9 +106,10 @@ async def test_a_model_whose_only_tokenizer_is_gone_is_to_be_asked_for_again(
         assert (never.status_code, never.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def keep_off(gateway: Gateway, fake: FakeTokenizer) -> None:
+async def keep_off(gateway: Gateway, fake: FakeTokenizer) -> None:
     """Make the other tokenizer the less loaded one."""
     link = next(link for link in gateway.clients.links() if link.address == fake.address)
+    await until(lambda: bool(link.states))  # told once, right behind the opening
     link.states.clear()
 
 
