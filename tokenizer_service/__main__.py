@@ -13,7 +13,7 @@ from common import logs, metrics, rpc, threads
 from common.addresses import joined
 from common.errors import PortTaken
 from common.model_folder import ModelFolderError
-from common.settings import load_or_exit
+from common.settings import SettingsError, load_or_exit
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
 from tokenizer_service.engines import EngineConnections
 from tokenizer_service.metrics import TokenizerMetrics
@@ -35,8 +35,10 @@ def main() -> None:
     registry = metrics.new_registry()
     series = TokenizerMetrics(registry)
     try:
-        model = load_text_model(Path(settings.model), settings.served_model_name, series)
-    except ModelFolderError as error:
+        model = load_text_model(
+            Path(settings.model), settings.served_model_name, series, settings.template_kwargs()
+        )
+    except (ModelFolderError, SettingsError) as error:
         sys.exit(f"tokenizer: {error}")
     states = StateFeed()
     pipeline = TextPipeline(

@@ -38,7 +38,7 @@ class ChatTemplate:
     """The templates of one model folder; compiled at first use."""
 
     def __init__(
-        self, sources: Mapping[str, str], variables: Mapping[str, str], max_chars: int
+        self, sources: Mapping[str, str], variables: Mapping[str, Any], max_chars: int
     ) -> None:
         self._sources = dict(sources)
         self._variables = dict(variables)

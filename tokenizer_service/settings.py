@@ -7,7 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.settings import ADDRESSES, LogLevel
+from common.settings import ADDRESSES, LogLevel, SettingsError
+from tokenizer_service.chat_template import RESERVED
+
+Scalar = str | int | float | bool | None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +22,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="name that clients use, or a comma list: further ones are aliases of the "
             "first; empty means the folder's name"
+        ),
+    ] = ""
+    default_chat_template_kwargs: Annotated[
+        str,
+        Meta(
+            description="JSON object of values that the chat template gets where a request gives "
+            'none, as {"enable_thinking": false}'
         ),
     ] = ""
     host: Annotated[str, Meta(description="address of the gRPC server")] = "127.0.0.1"
@@ -38,3 +48,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(description="how long a running request waits for an engine to go on", ge=0)
     ] = 60.0
     log_level: LogLevel = "info"
+
+    def template_kwargs(self) -> dict[str, Scalar]:
+        """Return the template's values; raise SettingsError that says what is wrong with them."""
+        name = "default_chat_template_kwargs"
+        try:
+            text = self.default_chat_template_kwargs or "{}"
+            found = msgspec.json.decode(text, type=dict[str, Scalar])
+        except msgspec.MsgspecError as error:
+            raise SettingsError(f"{name}: {error}") from error
+        if taken := sorted(RESERVED & found.keys()):
+            raise SettingsError(f"{name} may not set {taken[0]}")
+        return found

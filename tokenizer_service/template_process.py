@@ -23,7 +23,7 @@ class TemplateProcess:
     def __init__(
         self,
         sources: Mapping[str, str],
-        variables: Mapping[str, str],
+        variables: Mapping[str, Any],
         timeout_s: float,
         max_chars: int,
     ) -> None:

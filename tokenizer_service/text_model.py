@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from common.errors import InvalidRequest, Unprocessable
 from protos.columns import unpack
@@ -170,13 +171,22 @@ class TextModel:
             log.warning("the chat template overran", extra={"reason": error.message})
 
 
-def load_text_model(path: Path, served_name: str, metrics: TokenizerMetrics) -> TextModel:
-    """Read a model folder's text side; raise ModelFolderError when it cannot be served."""
+def load_text_model(
+    path: Path,
+    served_name: str,
+    metrics: TokenizerMetrics,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> TextModel:
+    """Read a model folder's text side; raise ModelFolderError when it cannot be served.
+
+    `template_kwargs` are values for the chat template that requests may give others for.
+    """
     folder = read_model_folder(path, served_name)
     template = None
     if folder.templates:
+        variables = {**folder.token_texts, **(template_kwargs or {})}
         template = TemplateProcess(
-            folder.templates, folder.token_texts, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
+            folder.templates, variables, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
         )
     return TextModel(folder, load_tokenizer(folder), template, metrics)
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from common import rpc
 from protos.tokenizer_pb2_grpc import TokenizerStub
 
@@ -50,3 +52,20 @@ async def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     _, said = await process.communicate()
     assert process.returncode == 1
     assert said.decode().strip() == f"tokenizer: no model folder at {tmp_path / 'nowhere'}"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{", "default_chat_template_kwargs: Input data was truncated"),
+        ('{"a": []}', "default_chat_template_kwargs: Expected `bool | int"),
+        ('{"tools": null}', "default_chat_template_kwargs may not set tools"),
+    ],
+)
+async def test_values_for_templates_that_are_none_are_one_clear_line(
+    tiny_folder: Path, value: str, said: str
+) -> None:
+    process = await start(f"--model={tiny_folder}", f"--default_chat_template_kwargs={value}")
+    _, error = await process.communicate()
+    assert process.returncode == 1
+    assert error.decode().startswith(f"tokenizer: {said}") and error.count(b"\n") == 1

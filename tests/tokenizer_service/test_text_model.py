@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from protos.tokenizer_pb2 import ChatInput
 from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build
+from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.text_model import load_text_model
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ 'a' * 10**9 }}"])
@@ -20,3 +24,20 @@ async def test_a_template_that_fails_at_the_start_ends_nothing(
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
     await build(folder).model.warm_up()
+
+
+async def test_templates_get_the_operators_values_where_a_request_gives_none(
+    tmp_path: Path,
+) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    path = folder / "tokenizer_config.json"
+    template = "{{ [thinks, name, eos_token] | join(' ') }}"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    operators = {"thinks": False, "name": "x"}
+    model = load_text_model(folder, "", TokenizerMetrics(CollectorRegistry()), operators)
+    given = b'{"thinks": true}'
+    for kwargs, text in ((b"", "False x <|im_end|>"), (given, "True x <|im_end|>")):
+        asked = ChatInput(messages_json=b'[{"role": "user", "content": "a"}]')
+        asked.template_kwargs_json = kwargs
+        assert (await model.prompts.chat(asked)).text == text
+    await model.close()
