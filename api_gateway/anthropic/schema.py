@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from api_gateway.schema import Scalar
+
 Content = str | list[dict[str, Any]]
 Speaker = Literal["user", "assistant", "system"]
 
@@ -86,6 +88,7 @@ class Prompted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the older name of output_config.format
     cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None  # ours, and vLLM's
 
 
 class MessagesRequest(Prompted, kw_only=True, forbid_unknown_fields=True):

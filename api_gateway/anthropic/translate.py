@@ -41,6 +41,7 @@ def chat_of(body: Prompted) -> ChatRequest:
         continue_final_message=is_begun(messages[-1]) or None,
         response_format=response_format_of(body),
         reasoning_effort=effort_of(body),
+        chat_template_kwargs=body.chat_template_kwargs,
         thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         **more,
         **tools_of(body),

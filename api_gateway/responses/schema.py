@@ -99,6 +99,9 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None

@@ -29,7 +29,7 @@ SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "top_logprobs", "stream", "parallel_tool_calls",
     "stop", "stop_token_ids", "ignore_eos", "chat_template_kwargs", "structured_outputs",
-    "thinking_token_budget",
+    "thinking_token_budget", "include_stop_str_in_output", "skip_special_tokens", "logit_bias",
 )  # fmt: skip
 """Fields that chat requests have too."""
 OWN_NAMES = (

@@ -196,6 +196,15 @@ async def test_thoughts(
     assert seen(fake).text.thinking_token_budget == (budget or 0)
 
 
+async def test_values_for_the_template_stand_before_what_thinking_says(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    given = {"enable_thinking": True, "a": 1}
+    body = ask(thinking={"type": "disabled"}, chat_template_kwargs=given)
+    assert (await both(client, body))["content"]
+    assert json.loads(seen(fake).chat.template_kwargs_json) == given
+
+
 async def test_to_allow_thoughts_is_no_error_where_there_are_none(fake: FakeTokenizer) -> None:
     """Claude Code asks every model for adaptive thoughts."""
     fake.info = ModelInfo(id=MODEL, max_model_len=4096)

@@ -333,12 +333,18 @@ async def test_effort_is_no_error_where_there_are_no_thoughts(fake: FakeTokenize
 async def test_fields_of_vllms_form_go_down_the_line(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
-    more = {"ignore_eos": True, "stop": "x", "stop_token_ids": [4]}
+    more = {
+        "ignore_eos": True, "stop": "x", "stop_token_ids": [4], "logit_bias": {"7": 1.5},
+        "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "thinking_token_budget": 9,
+    }  # fmt: skip
     body = ask(**more, chat_template_kwargs={"a": 1}, structured_outputs={"regex": "H.*"})
     assert (await client.post(URL, json=body)).status_code == 200
     seen = list(fake.streams[-1].requests_seen.values())[-1]
     assert (seen.text.ignore_eos, list(seen.text.stop)) == (True, ["x"])
     assert (list(seen.text.stop_token_ids), seen.text.grammar.text) == ([4], "H.*")
+    assert seen.text.include_stop and seen.text.keep_special_tokens
+    assert (seen.sampling.logit_bias[0].bias, seen.text.thinking_token_budget) == (1.5, 9)
     assert json.loads(seen.chat.template_kwargs_json) == {"a": 1}
 
 
