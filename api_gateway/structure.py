@@ -66,7 +66,7 @@ def check_numbers(schema: Any, param: str) -> None:
 
 
 def grammar_field(structured_outputs: object) -> str:
-    """Return the field that a grammar which is none has come from, beside tools."""
+    """Return the field, other than tools, that an invalid grammar has come from."""
     return RESPONSE if structured_outputs is None else STRUCTURED
 
 

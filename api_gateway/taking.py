@@ -25,7 +25,7 @@ class Queue(NamedTuple):
 
 
 class Taking:
-    """One connection. Whoever asks keeps it up to date; between two asks nothing is noticed."""
+    """One connection. Its state is refreshed when it is asked for, and only then."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport

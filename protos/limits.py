@@ -104,11 +104,11 @@ STAGES: dict[str, tuple[str, ...]] = {
 """
 
 MAX_ATTEMPTS = 3
-"""A request under which so many tiers were lost, and that got no further, is not tried again."""
+"""After so many losses without progress a request fails."""
 PROOF_TOKENS = 8
-"""A loss after so many tokens was not the doing of who got them: its attempts count anew."""
+"""A request that gained so many tokens did not cause the loss: its attempts count anew."""
 PROOF_S = 1.0
-"""A tier that still spoke so long after it was sent a request did not die of taking it in."""
+"""If a tier still spoke so long after it was sent a request, that was not what killed it."""
 MAX_WAITS = 8
 """Losses in a row that may count as waiting: a request that kills slowly looks the same."""
 

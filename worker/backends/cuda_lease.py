@@ -50,7 +50,7 @@ def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file that may be another user's, whom reading is all that one is allowed."""
+    """Open a lock file that another user may own; the right to read it is enough."""
     try:
         return path.open("rb")
     except FileNotFoundError:
