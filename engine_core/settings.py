@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: Annotated[
         int,
         Meta(
-            description="requests that may wait; beyond it only tenants below an equal share add any",
+            description="requests that may wait; beyond it only of tenants below an equal share",
             ge=1,
         ),
     ] = 1024
