@@ -51,6 +51,7 @@ from common.settings import SettingsError, load_or_exit
 
 log = logging.getLogger(__name__)
 NOT_READY_FIRST_S = 0.2  # /ready says no before the door closes
+FINISH_WITHIN_S = 3.5
 
 
 class Gateway:
@@ -68,7 +69,6 @@ class Gateway:
         self.metrics.watch_line(self.clients)
         self.metrics.add_vllm_names()
         self._origins = settings.allowed_origins
-        self._drain_timeout_s = settings.drain_timeout_s
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
         calls = TextCalls(self.clients)
@@ -124,7 +124,7 @@ class Gateway:
         self.admission.is_leaving = True
         loop = asyncio.get_running_loop()
         loop.call_later(NOT_READY_FIRST_S, shut)
-        loop.call_later(self._drain_timeout_s, self.watch.end_all)
+        loop.call_later(FINISH_WITHIN_S, self.watch.end_all)
 
 
 def keys_of(settings: Settings) -> KeyFile | OpenDoor:
@@ -133,7 +133,7 @@ def keys_of(settings: Settings) -> KeyFile | OpenDoor:
     return OpenDoor()
 
 
-def configure(app: Application, drain_timeout_s: float) -> uvicorn.Config:
+def configure(app: Application) -> uvicorn.Config:
     """Return uvicorn's configuration: the fast parts, none of the talkative ones."""
     return uvicorn.Config(
         app,
@@ -146,11 +146,11 @@ def configure(app: Application, drain_timeout_s: float) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(drain_timeout_s) + 1,
+        timeout_graceful_shutdown=int(FINISH_WITHIN_S) + 1,
     )
 
 
-async def run(gateway: Gateway, sock: socket.socket, settings: Settings) -> None:
+async def run(gateway: Gateway, sock: socket.socket, slow_client_timeout_s: float) -> None:
     """Serve until SIGTERM or SIGINT, then refuse newcomers and let live streams end."""
 
     async def when_started() -> None:
@@ -161,8 +161,7 @@ async def run(gateway: Gateway, sock: socket.socket, settings: Settings) -> None
         gc.freeze()
         log.info("serving", extra={"port": sock.getsockname()[1]})
 
-    config = configure(gateway.app(when_started), settings.drain_timeout_s)
-    server = Server(config, settings.slow_client_timeout_s)
+    server = Server(configure(gateway.app(when_started)), slow_client_timeout_s)
     await server.serve(sockets=[sock])
 
 
@@ -178,7 +177,7 @@ def main() -> None:
         serve(settings.metrics_host, settings.metrics_port, gateway.metrics.registry, reasons)
     except (SettingsError, PortTaken) as error:
         sys.exit(f"gateway: {error}")
-    uvloop.run(run(gateway, sock, settings))
+    uvloop.run(run(gateway, sock, settings.slow_client_timeout_s))
 
 
 if __name__ == "__main__":

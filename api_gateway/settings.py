@@ -56,15 +56,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_concurrent_requests: Annotated[
         int, Meta(description="more at once are refused with 429", ge=1)
     ] = 1024
-    drain_timeout_s: Annotated[
-        float,
-        Meta(
-            description="how long streams go on after SIGTERM; who stops the process must wait "
-            "longer (compose 10 s)",
-            ge=0.5,
-            le=3600,
-        ),
-    ] = 3.5
     slow_client_timeout_s: Annotated[
         float, Meta(description="a client that takes nothing for this long is cut off", gt=0)
     ] = 30.0

@@ -41,12 +41,7 @@ def main() -> None:
     except (ModelFolderError, SettingsError) as error:
         sys.exit(f"tokenizer: {error}")
     states = StateFeed()
-    pipeline = TextPipeline(
-        model,
-        series,
-        replay_timeout_s=settings.replay_timeout_s,
-        on_engine_state=states.tell,
-    )
+    pipeline = TextPipeline(model, series, on_engine_state=states.tell)
     reasons = pipeline.seats.reasons
     try:
         metrics.serve(settings.metrics_host, settings.metrics_port, registry, reasons)

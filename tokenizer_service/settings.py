@@ -44,9 +44,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             pattern=ADDRESSES,
         ),
     ] = "127.0.0.1:7200"
-    replay_timeout_s: Annotated[
-        float, Meta(description="how long a running request waits for an engine to go on", ge=0)
-    ] = 60.0
     log_level: LogLevel = "info"
 
     def template_kwargs(self) -> dict[str, Scalar]:

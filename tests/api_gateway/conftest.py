@@ -72,7 +72,7 @@ async def serving(tokenizers: str, **settings: Any) -> AsyncIterator[tuple[Gatew
     gateway = Gateway(Settings(tokenizers=tokenizers, **settings))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # slow clients show soon
-    server = uvicorn.Server(configure(gateway.app(), 3.5))
+    server = uvicorn.Server(configure(gateway.app()))
     task = asyncio.create_task(server._serve([sock]))
     await until(lambda: server.started and bool(gateway.clients.states()))
     try:

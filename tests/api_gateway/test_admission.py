@@ -60,18 +60,6 @@ async def test_ready_says_no_before_requests_are_refused(fake: FakeTokenizer) ->
             raise AssertionError
 
 
-async def test_streams_may_go_on_for_as_long_as_the_operator_says(
-    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(fake.address, drain_timeout_s=600) as gateway:
-        calls: dict[object, float] = {}
-        with monkeypatch.context() as patched:
-            loop = asyncio.get_running_loop()
-            patched.setattr(loop, "call_later", lambda after_s, what: calls.update({what: after_s}))
-            gateway.drain(lambda: None)
-        assert calls[gateway.watch.end_all] == 600
-
-
 async def test_too_many_at_once_are_429_and_come_back_later(fake: FakeTokenizer) -> None:
     fake.script = None
     async with (

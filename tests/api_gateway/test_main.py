@@ -162,5 +162,5 @@ def test_the_http_server_is_no_louder_than_asked(
     for one in (loud, logging.getLogger("uvicorn.access"), logging.getLogger("uvicorn.asgi")):
         monkeypatch.setattr(one, "level", one.level)
     monkeypatch.setattr(logging.getLogger(), "level", getattr(logging, asked))
-    configure(app, 3.5)
+    configure(app)
     assert logging.getLevelName(loud.level) == given

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from api_gateway.__main__ import FINISH_WITHIN_S
 from api_gateway.clients import TextClients
 from api_gateway.errors import error_object
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.settings import Settings
 from common.errors import ServiceError, Unavailable
 from common.metrics import new_registry
 from engine_core.metrics import PhaseTimes, register
@@ -207,7 +207,7 @@ def test_the_balancer_answers_and_stops_as_the_gateways_do() -> None:
     assert "127.0.0.1/8000 && printf 'GET /ready " in balancer["healthcheck"]["test"][-1]
     assert balancer["stop_signal"] == "SIGUSR1"  # SIGTERM would cut all streams at once
     patience_s = int(re.search(r"hard-stop-after (\d+)s", text)[1])  # type: ignore[index]
-    assert Settings().drain_timeout_s + 1 <= patience_s < duration_s(balancer["stop_grace_period"])
+    assert FINISH_WITHIN_S + 1 <= patience_s < duration_s(balancer["stop_grace_period"])
 
 
 def test_what_the_balancer_answers_itself_has_the_apis_shape() -> None:
