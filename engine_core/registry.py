@@ -33,6 +33,7 @@ from protos.worker import (
     StepOutput,
     ToFront,
     ToScheduler,
+    Waiting,
 )
 
 log = logging.getLogger(__name__)
@@ -248,6 +249,20 @@ class Registry:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self.lose_silent()
+            self._tell_lone()
+
+    def _tell_lone(self) -> None:
+        """Tell lone workers what they wait for; forget those that have left without a word."""
+        gone = []
+        for peer in self._lone:
+            try:
+                self._door.send(peer, Waiting(self._fleet.lone_workers))
+            except Gone:
+                gone.append(peer)
+        for peer in gone:
+            del self._lone[peer]
+        if gone:
+            self._form()
 
     def lose_silent(self) -> None:
         """Lose each replica that is up and whose process says nothing: hung, or stopped."""

@@ -272,6 +272,12 @@ class Hello(Message, frozen=True):
     build: str
 
 
+class Waiting(Message, frozen=True):
+    """To a worker without a lease, again and again: what it waits for."""
+
+    reason: str
+
+
 class Lease(Message, frozen=True):
     """Rank `rank` of replica `replica`; its scheduler listens on `port` of the front's host."""
 
@@ -316,5 +322,5 @@ class WorkerFault(Message, frozen=True):
 
 
 Errand = CompileGrammar | StoreBlocks | LoadBlocks
-ToWorker = Lease | Allocate | ExecutePlan | Errand | DropKeys | Shutdown
+ToWorker = Waiting | Lease | Allocate | ExecutePlan | Errand | DropKeys
 FromWorker = Hello | KvReport | WorkerReady | Heartbeat | StepResult | ErrandDone | WorkerFault

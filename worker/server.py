@@ -108,9 +108,8 @@ class WorkerServer:
     def _live(self) -> None:
         try:
             front = self._connect(self._engine)
-            self._state = "waiting for a lease of the engine"
             front.send(self._hello)
-            lease = self._expect(wire.Lease)
+            lease = self._await_lease()
             if lease.world_size > 1:
                 log.warning(
                     f"tensor_parallel_size is {lease.world_size}, and every worker computes the "
@@ -203,6 +202,16 @@ class WorkerServer:
     def _deliver(self, scheduler: Link, runner: ModelRunner, result: wire.StepResult) -> None:
         self._metrics.observe_step(result, runner.num_sequences)
         scheduler.send(result)
+
+    def _await_lease(self) -> wire.Lease:
+        """Return the lease; until it comes, say what for it is kept waiting."""
+        self._state = waiting = "waiting for a lease of the engine"
+        while isinstance(message := self._next(), wire.Waiting):
+            state = f"{waiting}: {message.reason}"
+            if state != self._state:
+                log.warning(state)
+            self._state = state
+        return _checked(message, wire.Lease)
 
     def _connect(self, address: str, heartbeat: wire.Heartbeat | None = None) -> Link:
         link = Link(self._context, f"tcp://{address}", self._inbox, heartbeat)

@@ -20,7 +20,7 @@ from common.channel import Dealer
 from engine_core import registry
 from engine_core.scheduling.bounds import TenantLimits
 from protos.common_pb2 import LENGTH
-from protos.worker import Hello, ToWorker
+from protos.worker import Hello, ToWorker, Waiting
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
@@ -71,6 +71,26 @@ async def test_a_worker_whose_partner_has_left_finds_another(pairs: Stack) -> No
         await served(caller, 1)
         for worker in workers:
             worker.die()
+
+
+async def test_workers_that_left_while_they_waited_are_forgotten(pairs: Stack) -> None:
+    """Nobody says that they leave: a worker that is started again and again would be many."""
+    context = zmq.Context()
+    async with calling(pairs.address) as caller:
+        for name in ("a", "b"):
+            door: Dealer[ToWorker] = Dealer(
+                context, f"tcp://127.0.0.1:{pairs.registry.port}", name, ToWorker
+            )
+            door.send(Hello("fake", "cpu", "other" + name, "1"))
+            await caller.until(lambda: LONE in caller.reasons())
+            await asyncio.to_thread(told, door)
+            door.close()
+            await caller.until(lambda: LONE not in caller.reasons())
+    context.term()
+
+
+def told(door: Dealer[ToWorker]) -> None:
+    assert door.receive(10) == Waiting(LONE)
 
 
 async def test_another_model_does_not_join(pairs: Stack) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -308,10 +309,15 @@ def test_a_message_out_of_turn_means_a_new_life(engine: FakeEngine, running: Run
     engine.front.hello()
 
 
-def test_shutdown_of_the_scheduler_means_a_new_life(engine: FakeEngine, running: Running) -> None:
-    _, scheduler = engine.ready()
-    scheduler.send(wire.Shutdown())
-    engine.front.hello()
+def test_what_a_worker_waits_for_is_told(engine: FakeEngine, running: Running) -> None:
+    peer, _ = engine.front.hello()
+    scheduler = engine.scheduler()
+    engine.front.router.send(peer, wire.Waiting("1 worker waits"))
+    told = ["waiting for a lease of the engine: 1 worker waits"]
+    while running.server.reasons() != told:
+        time.sleep(0.005)
+    engine.front.lease(peer, scheduler.port)
+    scheduler.expect(wire.KvReport)
 
 
 def run_process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
