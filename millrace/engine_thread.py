@@ -8,6 +8,7 @@ fresh scheduler and a fresh KV cache take over, and the text tier replays.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -173,6 +174,7 @@ class EngineThread:
         self._bridge: Bridge | None = None
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
+        self._restart: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to compute and tell the pipeline."""
@@ -224,6 +226,8 @@ class EngineThread:
 
     async def stop(self) -> None:
         """End the thread after the step in flight."""
+        if self._restart is not None:
+            self._restart.cancel()
         if self._bridge is None or self._thread is None:
             return
         bridge, self._bridge = self._bridge, None
@@ -261,8 +265,21 @@ class EngineThread:
             self._tell(bridge, message)
         elif isinstance(message, wire.ReplicaLost):
             log.error("the engine starts again", extra={"reason": message.reason})
+            self._bridge = None
             self._pipeline.detach_engine(bridge)
+            self._restart = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        """Start when the last engine has let go of its memory: a device may not hold two caches."""
+        await self._ended.wait()
+        assert self._thread is not None
+        self._thread.join()  # it is past its last line
+        self._thread = None
+        gc.collect()  # a worker and its errands know each other
+        try:
             self.start()
+        except Exception:
+            log.exception("the engine does not start again")
 
     def _tell(self, bridge: Bridge, message: wire.SchedulerState) -> None:
         assert bridge.state is not None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -203,7 +205,13 @@ async def test_a_failed_step_is_replayed_in_process(
 ) -> None:
     async with in_process(folder) as client:
         expected = await collect(client, make(client, max_tokens=40))
-    num_calls, execute = 0, ModelRunner.execute
+    num_calls, execute, init = 0, ModelRunner.execute, ModelRunner.__init__
+    runners: list[weakref.ref[ModelRunner]] = []
+
+    def first_free(self: ModelRunner, *given: Any, **named: Any) -> None:
+        assert not any(runner() for runner in runners), "two caches may not fit"
+        runners.append(weakref.ref(self))
+        init(self, *given, **named)
 
     def fail_once(self: ModelRunner, plan: ExecutePlan) -> StepResult:
         nonlocal num_calls
@@ -212,10 +220,11 @@ async def test_a_failed_step_is_replayed_in_process(
             raise RuntimeError("a kernel failed")
         return execute(self, plan)
 
+    monkeypatch.setattr(ModelRunner, "__init__", first_free)
     async with in_process(folder) as client:
         monkeypatch.setattr(ModelRunner, "execute", fail_once)
         pieces = (await collect(client, make(client, max_tokens=40)))[0]
-    assert num_calls > 40
+    assert num_calls > 40 and len(runners) == 2
     assert ids(pieces) == ids(expected[0])
     assert text(pieces) == text(expected[0])
 
