@@ -134,6 +134,9 @@ def check_chat(body: ChatRequest) -> None:
         body.max_tokens = body.max_completion_tokens
     check_fields(body)
     check_bound("thinking_token_budget", body.thinking_token_budget)
+    if body.n_keep is not None and body.thinking_token_budget not in (None, -1):
+        why = "thinking_token_budget excludes n_keep, which drops thoughts that are counted"
+        raise refuse(why, "thinking_token_budget")
     check_bound("top_logprobs", body.top_logprobs, "logprobs")
     if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs needs logprobs=true", "top_logprobs")

@@ -87,6 +87,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(temperature=-1), "temperature"),
     (CHAT, chat(temperature=2.5), "temperature"),
     (CHAT, chat(thinking_token_budget=-2), "thinking_token_budget"),
+    (CHAT, chat(thinking_token_budget=5, n_keep=4), "thinking_token_budget"),
     (CHAT, chat(thinking_budget=512), "thinking_budget"),
     (CHAT, chat(top_p=1.1), "top_p"),
     (CHAT, chat(top_k=-2), "top_k"),
