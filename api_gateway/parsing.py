@@ -42,6 +42,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
     "max_completion_tokens": LENGTH,
     "repeat_penalty": ("repetition_penalty",),
+    "return_prompt_token_ids": ("return_token_ids",),
     "stop_sequences": ("stop",),
     "typical": ("typical_p",),
     **dict.fromkeys(

@@ -104,10 +104,11 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON; `schema` is llama.cpp's, for the type json_object."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):

@@ -110,6 +110,10 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
         param = f"{RESPONSE}.json_schema"
         wrong = "not allowed" if response.json_schema is not None else "required"
         raise refuse(f"{param} is {wrong} with type {response.type}", param)
+    if response.schema is not None:
+        if response.type != "json_object":
+            raise refuse(f"{RESPONSE}.schema is for the type json_object", f"{RESPONSE}.schema")
+        return bound(response.schema, f"{RESPONSE}.schema")
     if response.type == "text":
         return None
     if response.json_schema is None:
@@ -117,9 +121,13 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
     if not NAME.fullmatch(response.json_schema.name):
         param = f"{RESPONSE}.json_schema.name"
         raise refuse(f"{param} must be 1 to 64 of A-Z a-z 0-9 _ -", param)
-    schema = response.json_schema.schema or {}
-    schema_text(schema, f"{RESPONSE}.json_schema.schema")
-    check_numbers(schema, f"{RESPONSE}.json_schema.schema")
+    return bound(response.json_schema.schema or {}, f"{RESPONSE}.json_schema.schema")
+
+
+def bound(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a schema as it binds an answer; raise InvalidRequest."""
+    schema_text(schema, param)
+    check_numbers(schema, param)
     return dict(binding(closed(schema)))
 
 

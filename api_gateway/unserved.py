@@ -61,6 +61,8 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "moderation": _NOTHING,
     "prediction": _NOTHING,
     "prompt_cache_retention": _IN_MEMORY,
+    "separate_reasoning": (None, True),
+    "stream_reasoning": (None, True),
     "verbosity": (None, "medium"),
     "web_search_options": _NOTHING,
 }

@@ -56,7 +56,11 @@ class OpenBlock:
 
     def end(self, status: str) -> tuple[bytes, Shown]:
         whole = arguments(self._text) if self._field == "input" else self._text
-        return event("content_block_stop", index=self._index), {**self._shown, self._field: whole}
+        told = event("content_block_stop", index=self._index)
+        if "signature" in self._shown:  # it comes before the end of each thought; ours is empty
+            delta = {"type": "signature_delta", "signature": ""}
+            told = event("content_block_delta", index=self._index, delta=delta) + told
+        return told, {**self._shown, self._field: whole}
 
 
 class Blocks:

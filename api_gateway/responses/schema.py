@@ -59,6 +59,10 @@ class WebSearch(msgspec.Struct, tag_field="type", tag="web_search"):
     """What Codex always offers. The model is not told of it, so it does not call it."""
 
 
+class WebSearchPreview(WebSearch, tag_field="type", tag="web_search_preview"):
+    """Its older name."""
+
+
 class ResponseNamedTool(msgspec.Struct, forbid_unknown_fields=True):
     """The tool that must be called."""
 
@@ -89,7 +93,7 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
         None
     )
     text: TextOptions | None = None
-    tools: list[ResponseTool | Namespace | WebSearch] | None = None
+    tools: list[ResponseTool | Namespace | WebSearch | WebSearchPreview] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

@@ -205,6 +205,17 @@ async def test_values_for_the_template_stand_before_what_thinking_says(
     assert json.loads(seen(fake).chat.template_kwargs_json) == given
 
 
+async def test_a_thought_is_signed_before_it_ends(fake: FakeTokenizer) -> None:
+    fake.script = saying(("hm", 1), ("Yes.", 0))
+    async with running(fake.address) as gateway, in_process(gateway) as client:
+        told = sent((await client.post(URL, json=ask(stream=True))).text)
+    kinds = [one.get("delta", {}).get("type", one["type"]) for one in told if "index" in one]
+    assert kinds == [
+        "content_block_start", "thinking_delta", "signature_delta", "content_block_stop",
+        "content_block_start", "text_delta", "content_block_stop",
+    ]  # fmt: skip
+
+
 async def test_to_allow_thoughts_is_no_error_where_there_are_none(fake: FakeTokenizer) -> None:
     """Claude Code asks every model for adaptive thoughts."""
     fake.info = ModelInfo(id=MODEL, max_model_len=4096)

@@ -89,6 +89,8 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(thinking_token_budget=-2), "thinking_token_budget"),
     (CHAT, chat(thinking_token_budget=5, n_keep=4), "thinking_token_budget"),
     (CHAT, chat(thinking_budget=512), "thinking_budget"),
+    (CHAT, chat(separate_reasoning=False), "separate_reasoning"),
+    (CHAT, chat(response_format={"type": "text", "schema": {}}), "response_format.schema"),
     (CHAT, chat(top_p=1.1), "top_p"),
     (CHAT, chat(top_k=-2), "top_k"),
     (CHAT, chat(top_k=2**40), "top_k"),

@@ -297,6 +297,11 @@ FORMS: list[tuple[dict[str, Any], int, str]] = [
         Grammar.JSON_SCHEMA,
         '{"type":"array"}',
     ),
+    (
+        {"response_format": {"type": "json_object", "schema": {"properties": {"a": {}}}}},
+        Grammar.JSON_SCHEMA,
+        '{"properties":{"a":{}},"additionalProperties":false}',
+    ),
     ({"structured_outputs": {"json": '{"type": "null"}'}}, Grammar.JSON_SCHEMA, '{"type":"null"}'),
     ({"structured_outputs": {"json_object": True}}, Grammar.JSON_SCHEMA, "{}"),
     (

@@ -255,7 +255,7 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
         (ask(truncation="auto"), "truncation"),
         (ask(max_tokens=5), "max_tokens"),
         (ask(tools=[{"type": "file_search"}]), "tools[0].type"),
-        (ask(tools=[{"type": "web_search"}], tool_choice="required"), "tool_choice"),
+        (ask(tools=[{"type": "web_search_preview"}], tool_choice="required"), "tool_choice"),
         (ask(tools=[{"type": "namespace", "name": "n", "tools": [{"type": "x", "name": "f"}]}]),
          "tools[0].tools[0].type"),
         (ask(tools=[{"type": "namespace", "name": "n" * 60, "tools": [TOOL]}]),
