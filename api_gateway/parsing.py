@@ -41,10 +41,15 @@ LENGTH = ("max_tokens", "max_output_tokens")
 OTHER_NAMES = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
     "max_completion_tokens": LENGTH,
+    **dict.fromkeys(("dynatemp_exponent", "dynatemp_range"), ("dynamic_temperature",)),
+    "json_schema": ("response_format",),
+    "n_cmpl": ("n",),
     "repeat_penalty": ("repetition_penalty",),
     "return_prompt_token_ids": ("return_token_ids",),
+    "rid": ("request_id",),
+    "sampling_seed": ("seed",),
     "stop_sequences": ("stop",),
-    "typical": ("typical_p",),
+    **dict.fromkeys(("typ_p", "typical"), ("typical_p",)),
     **dict.fromkeys(
         ("reasoning_budget", "thinking_budget", "thinking_budget_tokens"),
         ("thinking_token_budget",),

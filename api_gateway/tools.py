@@ -65,7 +65,7 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
     """Return the plan, None when no tool may be called; raise InvalidRequest."""
     tools, choice = body.tools or [], body.tool_choice
     check_tools(tools)
-    if choice == "none" or not tools and choice is None:
+    if choice == "none" or not tools and choice in (None, "auto"):
         return None
     if not tools:
         raise refuse("tool_choice needs tools", "tool_choice")

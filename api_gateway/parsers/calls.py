@@ -176,12 +176,26 @@ class CallScan:
     def _decoded(self, text: str) -> tuple[str, str]:
         try:
             call = msgspec.json.decode(text.encode(), type=_Call)
+            raw = bytes(call.arguments or call.parameters)
+            if self._key == "arguments":
+                raw = unwrapped(raw)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise Malformed from error
-        raw = bytes(call.arguments or call.parameters)
         if call.name not in self._offer.names or not raw.startswith(b"{"):
             raise Malformed
         return call.name, raw.decode()
+
+
+def unwrapped(arguments: bytes) -> bytes:
+    """Return the object that a model has left out or written as a string, between its tags.
+
+    Raises DecodeError or UnicodeEncodeError where the string holds no object.
+    """
+    if arguments.startswith(b'"'):
+        arguments = msgspec.json.decode(arguments, type=str).strip().encode()
+        if arguments:
+            msgspec.json.decode(arguments, type=dict)
+    return b"{}" if arguments in (b"", b"null") else arguments
 
 
 def held_back(text: str, mark: str) -> int:

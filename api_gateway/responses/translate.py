@@ -80,8 +80,6 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
 
 def tool_choice_of(body: ResponseRequest, tools: Offered) -> Any:
     choice = body.tool_choice
-    if choice == "auto" and not tools.functions:
-        return None  # what a response repeats when nothing was chosen; Codex always sends it
     if isinstance(choice, ResponseNamedTool):
         return NamedTool(function=FunctionName(choice.name))
     return choice

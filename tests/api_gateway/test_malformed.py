@@ -214,7 +214,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(tools=[tool("f", parameters=[])]), "tools[0].function.parameters"),
     (CHAT, chat(tools=[tool("f", parameters={"type": "string"})]),
      "tools[0].function.parameters.type"),
-    (CHAT, chat(tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(tool_choice="required"), "tool_choice"),
     (CHAT, chat(tools=[tool("f")], tool_choice="maybe"), "tool_choice"),
     (CHAT, chat(tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}),
      "tool_choice.function.name"),
@@ -351,6 +351,32 @@ async def test_a_deep_body_is_refused_by_every_route_that_reads_one(
 
 NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [], "tool_choice": "none", "functions": None, "parallel_tool_calls": True}),
+    (CHAT, {"tool_choice": "auto", "separate_reasoning": True, "reasoning_format": "auto"}),
+    (
+        CHAT,
+        {
+            "cache_prompt": True,
+            "id_slot": -1,
+            "timings_per_token": False,
+            "min_keep": 0,
+            "mirostat": 0,
+            "n_probs": 0,
+            "return_tokens": False,
+            "t_max_predict_ms": -1,
+        },
+    ),
+    (
+        COMPLETIONS,
+        {
+            "do_sample": True,
+            "watermark": False,
+            "return_full_text": False,
+            "lora": [],
+            "grammar": "",
+            "return_hidden_states": False,
+            "decoder_input_details": False,
+        },
+    ),
     (CHAT, {"response_format": {"type": "text"}, "modalities": ["text"], "store": False}),
     (CHAT, {"temperature": None, "max_tokens": None, "stop": None, "seed": None, "n": None}),
     (CHAT, {"top_k": -1, "seed": -1, "user": "u", "priority": -3, "cache_salt": "a-b_1+/=="}),
