@@ -107,8 +107,8 @@ class TextClients:
             if name is None or name == info.id or name in info.aliases:
                 return info
         if name is None or not models or name in self._known:
-            what = "" if name is None or not models else f" that serves {name!r}"
-            message = f"no tokenizer{what} is connected"
+            which = f" that serves {name!r}" if models else ""
+            message = f"no tokenizer{which} is connected"
             raise Unavailable(message, code="no_tokenizer", retry_after_s=1)
         served = ", ".join(name for info in models for name in (info.id, *info.aliases))
         raise NotFound(
