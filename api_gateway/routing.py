@@ -67,4 +67,12 @@ class Router:
         if matches:
             allowed = ",".join(sorted({route.method for route, _ in matches}))
             raise MethodNotAllowed(f"this route answers {allowed}")
-        raise NotFound("no such route", code="route_not_found")
+        raise NotFound(f"no such route{self._hint(path)}", code="route_not_found")
+
+    def _hint(self, path: str) -> str:
+        """Say which path was meant where only the version is missing, or is too much."""
+        for meant in (f"/v1{path}", path.removeprefix("/v1")):
+            for route in self._routes:
+                if route.match(meant) is not None:
+                    return f": here it is {route.path}"
+        return ""

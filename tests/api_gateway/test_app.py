@@ -31,6 +31,23 @@ async def test_unknown_routes_and_methods_answer_in_openai_shape(client: httpx.A
     assert (await client.head("/live")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", ": here it is /v1/chat/completions"),
+        ("/v1/v1/messages/", ": here it is /v1/messages"),
+        ("/v1/tokenize", ": here it is /tokenize"),
+        ("/models/x", ": here it is /v1/models/{name}"),
+        ("/v1/nowhere", ""),
+    ],
+)
+async def test_a_base_url_with_a_version_too_few_or_too_many_is_told(
+    client: httpx.AsyncClient, path: str, meant: str
+) -> None:
+    error = (await client.post(path, json={})).json()["error"]
+    assert (error["code"], error["message"]) == ("route_not_found", f"no such route{meant}")
+
+
 async def test_a_slash_at_the_end_says_nothing(client: httpx.AsyncClient) -> None:
     assert (await client.get("/live/")).json() == (await client.get("/live")).json()
     assert (await client.post("/v1/chat/completions/", json=chat())).status_code == 200
