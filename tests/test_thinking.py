@@ -10,7 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from millrace import LLM, SamplingParams
+from protos.worker import ExecutePlan, StepResult
 from tests.support.tiny_model import TEMPLATE, write_tiny_model
+from worker.model_runner import ModelRunner
 
 OPENS = TEMPLATE.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
 END = 259
@@ -20,14 +22,19 @@ ENDS_SOON = {END: 5.0}
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("models") / "thinker")
     (folder / "chat_template.jinja").write_text(OPENS)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken("</think>", normalized=False)])
     assert tokenizer.token_to_id("</think>") == END
     tokenizer.save(str(folder / "tokenizer.json"))
-    with LLM(folder, kv_cache_memory="8MiB") as opened:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(thinker: Path) -> Iterator[LLM]:
+    with LLM(thinker, kv_cache_memory="8MiB") as opened:
         yield opened
 
 
@@ -84,6 +91,37 @@ def test_a_budget_that_is_not_reached_changes_nothing(llm: LLM) -> None:
     for budget in (-1, 47):
         (bound,) = llm.chat(MESSAGES, params(1), thinking_token_budget=budget)
         assert bound.outputs[0].token_ids == free.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("failing", [3, 9, 12])
+def test_a_budget_counts_on_after_a_replay(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    never = params(2, logit_bias={END: -100.0})
+    (expected,) = llm.chat(MESSAGES, never, thinking_token_budget=7)
+    num_calls, execute = 0, ModelRunner.execute
+
+    def fail_once(self: ModelRunner, plan: ExecutePlan) -> StepResult:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == failing:
+            raise RuntimeError("a kernel failed")
+        return execute(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", fail_once)
+    (replayed,) = llm.chat(MESSAGES, never, thinking_token_budget=7)
+    assert num_calls > failing
+    assert replayed.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert replayed.outputs[0].reasoning == expected.outputs[0].reasoning
+
+
+def test_guesses_keep_to_a_budget(llm: LLM, thinker: Path) -> None:
+    never = params(2, logit_bias={END: -100.0}, temperature=0.0)
+    (expected,) = llm.chat(MESSAGES, never, thinking_token_budget=7)
+    with LLM(thinker, kv_cache_memory="8MiB", num_guesses=4) as guessing:
+        (guessed,) = guessing.chat(MESSAGES, never, thinking_token_budget=7)
+    assert guessed.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert guessed.outputs[0].num_reasoning_tokens == 8
 
 
 def test_structured_output_begins_after_a_budget(llm: LLM) -> None:

@@ -10,6 +10,8 @@ import re
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -113,42 +115,39 @@ def test_what_is_no_text_is_not_sent() -> None:
         next(Server("http://127.0.0.1:1", None).events("/", {"model": "\udcff"}))
 
 
-@pytest.mark.parametrize("rest", ["", 'data: {"b"'])
-@pytest.mark.parametrize("length", ["", "Content-Length: 999\r\n"])
-def test_an_answer_that_breaks_off_is_none(length: str, rest: str) -> None:
+@contextmanager
+def answering(reply: str) -> Iterator[Server]:
+    """Answer one request with these words."""
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def answer() -> None:
             peer, _ = door.accept()
             with peer:
                 peer.recv(2**16)
-                peer.sendall(f'HTTP/1.1 200 OK\r\n{length}\r\ndata: {{"a": 1}}\n\n{rest}'.encode())
+                peer.sendall(reply.encode())
 
         thread = threading.Thread(target=answer)
         thread.start()
-        events = Server(f"http://127.0.0.1:{door.getsockname()[1]}", None).events("/v1/x", {})
+        yield Server(f"http://127.0.0.1:{door.getsockname()[1]}", None)
+        thread.join()
+
+
+@pytest.mark.parametrize("rest", ["", 'data: {"b"'])
+@pytest.mark.parametrize("length", ["", "Content-Length: 999\r\n"])
+def test_an_answer_that_breaks_off_is_none(length: str, rest: str) -> None:
+    with answering(f'HTTP/1.1 200 OK\r\n{length}\r\ndata: {{"a": 1}}\n\n{rest}') as server:
+        events = server.events("/v1/x", {})
         assert next(events) == {"a": 1}
         with pytest.raises(CommandError, match="/v1/x: the connection ended before the answer"):
             next(events)
-        thread.join()
 
 
 @pytest.mark.parametrize("event", ["no json", "[1]"])
 def test_an_event_of_another_server_is_named(event: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-
-        def answer() -> None:
-            peer, _ = door.accept()
-            with peer:
-                peer.recv(2**16)
-                peer.sendall(f"HTTP/1.1 200 OK\r\n\r\ndata: {event}\n\n".encode())
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        events = Server(f"http://127.0.0.1:{door.getsockname()[1]}", None).events("/v1/x", {})
-        with pytest.raises(CommandError, match=re.escape(f"/v1/x: no event of ours: {event!r}: ")):
-            next(events)
-        thread.join()
+    told = re.escape(f"/v1/x: no event of ours: {event!r}: ")
+    with answering(f"HTTP/1.1 200 OK\r\n\r\ndata: {event}\n\n") as server:
+        with pytest.raises(CommandError, match=told):
+            next(server.events("/v1/x", {}))
 
 
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:

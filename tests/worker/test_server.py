@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from protos import common_pb2
 from protos import worker as wire
 from tests.conftest import ROOT
 from tests.support.fake_scheduler import FakeEngine, FakeScheduler
+from tests.support.stack import eventually
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
 from worker.flights import Flight
@@ -309,13 +309,20 @@ def test_a_message_out_of_turn_means_a_new_life(engine: FakeEngine, running: Run
     engine.front.hello()
 
 
+def test_a_message_out_of_turn_while_it_serves_means_a_new_life(
+    engine: FakeEngine, running: Running
+) -> None:
+    _, scheduler = engine.ready()
+    scheduler.send(wire.Allocate(1))
+    engine.front.hello()
+
+
 def test_what_a_worker_waits_for_is_told(engine: FakeEngine, running: Running) -> None:
     peer, _ = engine.front.hello()
     scheduler = engine.scheduler()
     engine.front.router.send(peer, wire.Waiting("1 worker waits"))
     told = ["waiting for a lease of the engine: 1 worker waits"]
-    while running.server.reasons() != told:
-        time.sleep(0.005)
+    eventually(lambda: running.server.reasons() == told)
     engine.front.lease(peer, scheduler.port)
     scheduler.expect(wire.KvReport)
 
