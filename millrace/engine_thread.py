@@ -228,11 +228,12 @@ class EngineThread:
         """End the thread after the step in flight."""
         if self._restart is not None:
             self._restart.cancel()
-        if self._bridge is None or self._thread is None:
+        if self._bridge is not None:
+            bridge, self._bridge = self._bridge, None
+            self._pipeline.detach_engine(bridge)
+            bridge.shut_down()
+        if self._thread is None:
             return
-        bridge, self._bridge = self._bridge, None
-        self._pipeline.detach_engine(bridge)
-        bridge.shut_down()
         async with asyncio.timeout(JOIN_TIMEOUT_S):
             await self._ended.wait()
         self._thread.join()  # it is past its last line
