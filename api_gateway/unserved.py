@@ -27,7 +27,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "cache_prompt": (None, True),
     "custom_params": _EMPTY,
     "decoder_input_details": _OFF,
-    "do_sample": (None, True),
+    "do_sample": _NOTHING,  # a folder may say greedy
     "early_stopping": _OFF,
     "ebnf": _NOTHING,
     "grammar": (None, ""),
@@ -124,7 +124,7 @@ INSTEAD = {
     **dict.fromkeys(FORMS, "use structured_outputs"),
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "do_sample": "send temperature 0",
+    "do_sample": "say so by temperature",
     "n_probs": "use logprobs",
     "no_stop_trim": "use include_stop_str_in_output",
     "return_tokens": "use return_token_ids",

@@ -27,7 +27,7 @@ STACK_BYTES = 2 * 2**20
 EBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """A rule as llama.cpp and vLLM write it (`root ::= …`)."""
 CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
-"""What these mean in JSON Schema's patterns, in EBNF's engines, and to who writes an address."""
+"""What these mean here; llguidance reads \\d and \\w of a schema's `pattern` so by itself."""
 READ_AS = b"\0"
 """Begins an answer that is no complaint: the text as the workers are to read it."""
 

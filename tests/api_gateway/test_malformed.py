@@ -90,6 +90,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(thinking_token_budget=5, n_keep=4), "thinking_token_budget"),
     (CHAT, chat(thinking_budget=512), "thinking_budget"),
     (CHAT, chat(separate_reasoning=False), "separate_reasoning"),
+    (CHAT, chat(do_sample=True), "do_sample"),
     (CHAT, chat(response_format={"type": "text", "schema": {}}), "response_format.schema"),
     (CHAT, chat(top_p=1.1), "top_p"),
     (CHAT, chat(top_k=-2), "top_k"),
@@ -368,7 +369,6 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (
         COMPLETIONS,
         {
-            "do_sample": True,
             "watermark": False,
             "return_full_text": False,
             "lora": [],
