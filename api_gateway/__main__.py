@@ -23,14 +23,10 @@ from api_gateway.clients import TextClients
 from api_gateway.cors import Cors
 from api_gateway.door import Door
 from api_gateway.endpoints.cache import Cache
-from api_gateway.endpoints.chat import ChatCompletions
-from api_gateway.endpoints.completions import Completions
 from api_gateway.endpoints.convert import Convert
-from api_gateway.endpoints.embeddings import Embeddings
-from api_gateway.endpoints.messages import Messages
+from api_gateway.endpoints.generate import Generate
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
-from api_gateway.endpoints.responses import Responses
 from api_gateway.health import Health
 from api_gateway.listening import allow_connections, listen
 from api_gateway.metrics import GatewayMetrics
@@ -76,11 +72,7 @@ class Gateway:
         limits = (settings.max_body_bytes, settings.lenient, secret)
         door = Door(self.clients, self.admission, *limits)
         self.endpoints = Endpoints(
-            chat=ChatCompletions(pipeline, door),
-            completions=Completions(pipeline, door, calls),
-            responses=Responses(pipeline, door),
-            messages=Messages(pipeline, door),
-            embeddings=Embeddings(pipeline, door),
+            generate=Generate(pipeline, door, calls),
             convert=Convert(calls, door),
             models=Models(self.clients),
             requests=Requests(self.clients, calls, door),

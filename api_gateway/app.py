@@ -9,20 +9,18 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from api_gateway.anthropic.objects import error_object as anthropic_error
 from api_gateway.asgi import Call, Receive, Scope, Send
 from api_gateway.auth import KeyFile, OpenDoor
 from api_gateway.endpoints.cache import Cache
-from api_gateway.endpoints.chat import ChatCompletions
-from api_gateway.endpoints.completions import Completions
 from api_gateway.endpoints.convert import Convert
-from api_gateway.endpoints.embeddings import Embeddings
-from api_gateway.endpoints.messages import Messages
+from api_gateway.endpoints.generate import Generate
 from api_gateway.endpoints.models import Models
 from api_gateway.endpoints.requests import Requests
-from api_gateway.endpoints.responses import Responses
 from api_gateway.errors import error_headers, error_object
+from api_gateway.forms import CHAT, COMPLETION, EMBEDDING, MESSAGE, MESSAGE_PROMPT, RESPONSE
 from api_gateway.health import Health
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.openapi import OpenApi
@@ -41,11 +39,7 @@ ANTHROPIC = "/v1/messages"
 class Endpoints:
     """Everything that answers calls."""
 
-    chat: ChatCompletions
-    completions: Completions
-    responses: Responses
-    messages: Messages
-    embeddings: Embeddings
+    generate: Generate
     convert: Convert
     models: Models
     requests: Requests
@@ -58,16 +52,17 @@ class Endpoints:
 
 def routes(to: Endpoints) -> list[Route]:
     """Return the table of routes. Only those marked public are open to callers without a key."""
+    generate, count = to.generate.create, to.convert.count
     return [
-        Route("POST", "/v1/chat/completions", to.chat.create),
-        Route("POST", "/v1/completions", to.completions.create),
-        Route("POST", "/v1/responses", to.responses.create),
-        Route("POST", "/v1/messages", to.messages.create),
-        Route("POST", "/v1/embeddings", to.embeddings.create),
-        Route("POST", "/v1/chat/completions/input_tokens", to.convert.count_chat),
-        Route("POST", "/v1/completions/input_tokens", to.convert.count_completion),
-        Route("POST", "/v1/responses/input_tokens", to.convert.count_response),
-        Route("POST", "/v1/messages/count_tokens", to.convert.count_messages),
+        Route("POST", "/v1/chat/completions", partial(generate, CHAT)),
+        Route("POST", "/v1/completions", partial(generate, COMPLETION)),
+        Route("POST", "/v1/responses", partial(generate, RESPONSE)),
+        Route("POST", "/v1/messages", partial(generate, MESSAGE)),
+        Route("POST", "/v1/embeddings", partial(generate, EMBEDDING)),
+        Route("POST", "/v1/chat/completions/input_tokens", partial(count, CHAT)),
+        Route("POST", "/v1/completions/input_tokens", partial(count, COMPLETION)),
+        Route("POST", "/v1/responses/input_tokens", partial(count, RESPONSE)),
+        Route("POST", "/v1/messages/count_tokens", partial(count, MESSAGE_PROMPT)),
         Route("POST", "/tokenize", to.convert.tokenize),
         Route("POST", "/detokenize", to.convert.detokenize),
         Route("POST", "/apply-template", to.convert.apply_template),

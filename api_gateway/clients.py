@@ -10,22 +10,19 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from api_gateway.job import Job
-from api_gateway.link import Breach, Link
+from api_gateway.link import Link
 from api_gateway.sessions import Choice
 from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
-from common.rpc import channel, resolve
-from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo
+from common.peers import Peers, Stream
+from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
 from protos.limits import MAX_ATTEMPTS, attempts, waits
-from protos.tokenizer_pb2 import CancelRequest, TextMessage
+from protos.tokenizer_pb2 import CancelRequest
 from protos.tokenizer_pb2_grpc import TokenizerStub
-from protos.words import REPLICA_LOST, RESOLVE_EVERY_S, STALE_S
+from protos.words import REPLICA_LOST, STALE_S
 
 log = logging.getLogger(__name__)
 WAIT_TIMEOUT_S = 5.0
@@ -33,18 +30,6 @@ WAIT_TIMEOUT_S = 5.0
 REPLAY_TIMEOUT_S = 60.0
 """The same of a job that was lost."""
 CANCEL_TIMEOUT_S = 3.0
-MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
-
-
-@dataclass(eq=False)
-class Peer:
-    """One tokenizer address; `link` is set while a stream to it is open."""
-
-    address: str
-    channel: grpc.aio.Channel
-    link: Link | None = None
-    task: asyncio.Task[None] | None = None
-    was_up: bool = True  # so that the first failure is logged
 
 
 class TextClients:
@@ -53,40 +38,37 @@ class TextClients:
     def __init__(self, tokenizers: str) -> None:
         self.tokenizers = tokenizers
         """The addresses as configured."""
-        self._peers: dict[str, Peer] = {}
+        self._peers = Peers(
+            "tokenizer", tokenizers, lambda line: stub(line).Session(), self._converse
+        )
+        self._links: dict[str, Link] = {}  # by address
         self._waiting: dict[Job, None] = {}
         self._connected = asyncio.Event()
         self._known: set[str] = set()  # names of models that were served here
-        self._resolver: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def start(self) -> None:
         """Begin to connect; returns at once, whoever is up."""
-        self._resolver = asyncio.create_task(self._keep_resolving())
+        self._task = asyncio.create_task(self._peers.run())
 
     async def close(self) -> None:
         """Close every stream; jobs that still run are lost."""
         self._is_closing = True
-        tasks = [t for t in (self._resolver, *(p.task for p in self._peers.values())) if t]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for peer in self._peers.values():
-            await peer.channel.close(None)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     # ── what is out there ────────────────────────────────────────────────────────────────────
 
     def links(self) -> list[Link]:
-        return [peer.link for peer in list(self._peers.values()) if peer.link is not None]
+        return list(self._links.values())
 
     def stubs(self, model: str | None = None) -> list[Any]:
         """Return the connected tokenizers that serve `model`, least loaded first, for one call."""
-        peers = [
-            (len(peer.link.demux.choices), address, peer)
-            for address, peer in self._peers.items()
-            if peer.link is not None and (model is None or peer.link.serves(model))
-        ]
-        return [stub(peer) for _, _, peer in sorted(peers, key=lambda found: found[:2])]
+        links = [link for link in self.links() if model is None or link.serves(model)]
+        links.sort(key=lambda link: (len(link.demux.choices), link.address))
+        return [stub(link.channel) for link in links]
 
     def models(self) -> list[ModelInfo]:
         """Return every served model once."""
@@ -156,8 +138,7 @@ class TextClients:
         """End the tenant's live requests of this id on every tokenizer; return how many."""
         ended = self._cancel_waiting(request_id, tenant)
         request = CancelRequest(request_id=request_id, tenant=tenant)
-        peers = [peer for peer in self._peers.values() if peer.link is not None]
-        calls = [stub(peer).Cancel(request, timeout=CANCEL_TIMEOUT_S) for peer in peers]
+        calls = [each.Cancel(request, timeout=CANCEL_TIMEOUT_S) for each in self.stubs()]
         replies = await asyncio.gather(*calls, return_exceptions=True)
         failed = [reply for reply in replies if isinstance(reply, BaseException)]
         if failed and len(failed) == len(replies) and not ended:
@@ -226,70 +207,21 @@ class TextClients:
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────
 
-    async def _keep_resolving(self) -> None:
-        while True:
-            found = await resolve(self.tokenizers)
-            for address in sorted(found - self._peers.keys()):
-                peer = self._peers[address] = Peer(address, channel(address))
-                peer.task = asyncio.create_task(self._keep_connected(peer))
-            for address in sorted(self._peers.keys() - found):
-                if found and self._peers[address].link is None:
-                    await self._drop(self._peers.pop(address))
-            await asyncio.sleep(RESOLVE_EVERY_S)
-
-    async def _drop(self, peer: Peer) -> None:
-        assert peer.task is not None
-        peer.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await peer.task
-        await peer.channel.close(None)
-
-    async def _keep_connected(self, peer: Peer) -> None:
-        """Open a stream, use it until it breaks, and again; waits longer after each failure."""
-        backoff_s = MIN_BACKOFF_S
-        while True:
-            try:
-                await self._converse(peer)
-                reason = "the tokenizer closed the stream"
-            except grpc.aio.AioRpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-            except (Breach, ValueError) as error:
-                reason = f"protocol: {error}"
-            except Exception as error:
-                log.exception("stream failed", extra={"address": peer.address})
-                reason = f"failure: {error}"
-            if peer.was_up:
-                log.warning("tokenizer away", extra={"address": peer.address, "reason": reason})
-                backoff_s = MIN_BACKOFF_S
-            peer.was_up = False
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
-
-    async def _converse(self, peer: Peer) -> None:
-        call = stub(peer).Session()
+    async def _converse(self, stream: Stream, opened: SessionOpened) -> None:
+        link = self._links[stream.address] = Link(stream, opened, self._replay)
         try:
-            first = await call.read()
-            if not isinstance(first, TextMessage) or first.WhichOneof("body") != "opened":
-                raise Breach("the stream did not open with a session")
-            peer.link = Link(peer.address, call, first.opened, self._replay)
-            peer.was_up = True
-            self._known |= {name for info in peer.link.models for name in (info.id, *info.aliases)}
+            self._known |= {name for info in link.models for name in (info.id, *info.aliases)}
             self._connected.set()
-            log.info("tokenizer connected", extra={"address": peer.address})
             for job in list(self._waiting):
                 if self._place(job):
                     self._unhold(job)
-            await peer.link.converse()
+            await link.converse()
         finally:
-            call.cancel()
-            self._lose(peer)
+            self._lose(self._links.pop(stream.address))
 
-    def _lose(self, peer: Peer) -> None:
+    def _lose(self, link: Link) -> None:
         """Replay what ran on a stream that is gone."""
-        link, peer.link = peer.link, None
-        if link is None:
-            return
-        if not self.links():
+        if not self._links:
             self._connected.clear()
         for job in list(link.jobs):
             job.link = None
@@ -297,9 +229,9 @@ class TextClients:
                 self._replay(job, job.unfinished, link.heard_s)
 
 
-def stub(peer: Peer) -> Any:
+def stub(channel: Any) -> Any:
     """Return the generated stub, which carries no types."""
-    return TokenizerStub(peer.channel)  # type: ignore[no-untyped-call]
+    return TokenizerStub(channel)  # type: ignore[no-untyped-call]
 
 
 def fail(job: Job, error: ServiceError) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from api_gateway.admission import Admission
 from api_gateway.asgi import Call
 from api_gateway.clients import TextClients
+from api_gateway.forms import Form
 from api_gateway.parsing import parse
-from api_gateway.translate import Caller
+from api_gateway.translate import Caller, Order
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -48,6 +49,15 @@ class Door:
         body = parse(content, cls, self._is_lenient)
         call.adopt_request_id(getattr(body, "request_id", None))
         return body
+
+    async def order(self, call: Call, form: Form[Any], content: bytes | None = None) -> Order:
+        """Return what a body of this form asks for; `content` when it was taken already.
+
+        Raises InvalidRequest, PayloadTooLarge, NotFound or Unavailable.
+        """
+        body = self.of(call, await self.content(call) if content is None else content, form.body)
+        form.check(body)
+        return form.order(body, await self.caller(call, body.model))
 
     async def caller(self, call: Call, model: str | None) -> Caller:
         """Return who asks. Raises NotFound for a model that is not served."""

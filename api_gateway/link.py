@@ -9,21 +9,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from api_gateway.job import Job
 from api_gateway.sessions import Choice, Demux
+from common.peers import Breach, Stream
 from common.rpc import MAX_MERGED_BYTES
 from protos.common_pb2 import EngineState, ModelInfo, SessionOpened
 from protos.limits import MAX_U32
 from protos.tokenizer_pb2 import GatewayMessage, TextBatch, TextMessage, TextRequest
 
-StreamCall = Any  # grpc.aio.StreamStreamCall, whose stubs say nothing of its messages
 SLOT_LIMIT = MAX_U32 - 2**20
-
-
-class Breach(Exception):
-    """The peer sent what the protocol does not allow."""
 
 
 class Link:
@@ -31,20 +26,20 @@ class Link:
 
     def __init__(
         self,
-        address: str,
-        call: StreamCall,
+        stream: Stream,
         opened: SessionOpened,
         on_broken: Callable[[Job, list[Choice]], None],
     ) -> None:
         """`on_broken` is told the choices of a job that miss a part of their tokens."""
-        self.address = address
+        self.address = stream.address
+        self.channel = stream.channel
         self.session = opened.session
         self.models: list[ModelInfo] = list(opened.models)
         self.states: dict[str, tuple[EngineState, float]] = {}
         self.demux = Demux()
         self.jobs: dict[Job, None] = {}
         self.heard_s = time.monotonic()
-        self._call = call
+        self._stream = stream
         self._on_broken = on_broken
         self._adds: deque[TextRequest] = deque()
         self._aborts: list[int] = []
@@ -86,9 +81,9 @@ class Link:
     async def converse(self) -> None:
         """Pump both ways until the stream ends; raises grpc.RpcError, Breach or ValueError."""
         writer = asyncio.create_task(self._write())
-        writer.add_done_callback(lambda _: self._call.cancel())
+        writer.add_done_callback(lambda _: self._stream.cancel())
         try:
-            while isinstance(message := await self._call.read(), TextMessage):
+            while (message := await self._stream.read()) is not None:
                 self._receive(message)
         except asyncio.CancelledError:
             if writer.done() and not writer.cancelled():
@@ -109,7 +104,7 @@ class Link:
                     message.adds.append(self._adds.popleft())
                 if not self._adds:  # what they speak of must have been said
                     self._speak_of_added(message)
-                await self._call.write(message)
+                await self._stream.write(message)
             self._outgoing.clear()
 
     def _speak_of_added(self, message: GatewayMessage) -> None:

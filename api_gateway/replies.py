@@ -20,6 +20,7 @@ from api_gateway.meter import Meter, num_output_tokens, usage_of
 from api_gateway.sessions import Choice
 from api_gateway.translate import Order
 from common.errors import ServiceError
+from protos.columns import unpack
 from protos.common_pb2 import LENGTH, Finish
 from protos.tokenizer_pb2 import TextLogprobs
 
@@ -39,13 +40,9 @@ def stop_reason(finish: Finish) -> str | int | None:
     return finish.stop_token_id if finish.HasField("stop_token_id") else None
 
 
-def ids_of(column: bytes | bytearray) -> list[int]:
-    return memoryview(column).cast("I").tolist()
-
-
 def prompt_ids(job: Job, prompt: int) -> list[int]:
     """Return the ids of a prompt, which come with one of its choices."""
-    return ids_of(next((c.prompt_ids for c in job.groups[prompt] if c.prompt_ids), b""))
+    return unpack(next((c.prompt_ids for c in job.groups[prompt] if c.prompt_ids), b"")).tolist()
 
 
 def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogprobs]:
@@ -138,7 +135,7 @@ class WholeReply(OnePiece):
         shown["finish_reason"] = finish_word(choice.finish, has_calls)
         shown["stop_reason"] = stop_reason(choice.finish)
         if self._order.return_token_ids:
-            shown["token_ids"] = ids_of(choice.token_ids)[: num_output_tokens(choice)]
+            shown["token_ids"] = unpack(choice.token_ids)[: num_output_tokens(choice)].tolist()
         if self._order.show_trace:
             shown["sampler_trace"] = self._bulks[choice.index].take_traces(
                 num_output_tokens(choice)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from itertools import repeat
 
+from protos.columns import unpack
 from protos.common_pb2 import Finish, PromptProgress
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextLogprobs
 
@@ -215,8 +216,8 @@ class Demux:
         choices, broken = self.choices, []
         token_ids, at = batch.token_ids, 0
         columns = (batch.slots, batch.text_offsets, batch.counts, batch.token_offsets)
-        slots, offsets, counts, token_offsets = (memoryview(c).cast("I") for c in columns)
-        channels = memoryview(batch.channels).cast("I") if batch.channels else repeat(0, len(slots))
+        slots, offsets, counts, token_offsets = (unpack(c) for c in columns)
+        channels = unpack(batch.channels) if batch.channels else repeat(0, len(slots))
         for slot, offset, text, count, token_offset, channel in zip(
             slots, offsets, batch.texts, counts, token_offsets, channels, strict=True
         ):

@@ -16,11 +16,12 @@ from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.replies import answer_rows, finish_word, ids_of, prompt_ids, stop_reason
+from api_gateway.replies import answer_rows, finish_word, prompt_ids, stop_reason
 from api_gateway.sessions import Choice
 from api_gateway.translate import Order
 from api_gateway.watch import Vigil
 from common.errors import ServiceError
+from protos.columns import unpack
 from protos.common_pb2 import LENGTH, STOPPED
 
 HEADERS = [
@@ -204,7 +205,7 @@ class EventStream(Stream):
             first, end = self._shown_tokens[choice.index], choice.num_tokens
             if choice.finish is not None:
                 end = min(end, choice.finish.num_output_tokens)
-            shown["token_ids"] = ids_of(choice.token_ids)[first:end]
+            shown["token_ids"] = unpack(choice.token_ids)[first:end].tolist()
             has_more = has_more or end > first
             self._shown_tokens[choice.index] = max(first, end)
         if order.show_trace:

@@ -10,8 +10,9 @@ import orjson
 
 from api_gateway.clients import TextClients
 from common.errors import Internal, InvalidRequest, ServiceError, Unavailable, from_detail
+from protos.columns import unpack
 from protos.common_pb2 import Query, QueryAnswer
-from protos.tokenizer_pb2 import AskReply, ConvertReply, ConvertRequest
+from protos.tokenizer_pb2 import AskReply, ConvertReply, ConvertRequest, TextRequest
 
 CONVERT_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 3.0
@@ -42,6 +43,23 @@ class TextCalls:
         except InvalidRequest as error:
             message = error.message.replace("tokens", "prompt", 1)
             raise InvalidRequest(message, param="prompt", code=error.code) from error
+
+    async def prompt_ids(self, request: TextRequest) -> list[int]:
+        """Return the ids of a request's prompt, as its answer would be drawn behind them."""
+        asked = ConvertRequest(model=request.model)
+        kind = request.WhichOneof("input")
+        if kind == "chat":
+            asked.chat.CopyFrom(request.chat)
+            return unpack((await self.convert(asked)).token_ids).tolist()
+        if kind == "prompt":
+            asked.text = request.prompt
+            asked.no_special_tokens = request.text.no_special_tokens
+        else:
+            asked.token_ids = request.prompt_token_ids
+        ids = unpack((await self.convert_prompt(asked)).token_ids).tolist()
+        if not ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        return ids
 
     async def ask(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return what each engine answers, by engine; those that fail are left out.

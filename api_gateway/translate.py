@@ -69,8 +69,10 @@ class Order:
     """Where the client has said what form the answer must have, if it has."""
     length_field: str = "max_tokens"
     """Where the client has said how long the answer may be, if it has."""
+    has_echo: bool = False
+    """Each prompt is repeated before its answers."""
     echoes: tuple[str, ...] = ()
-    """What stands before the answer of each prompt, empty = nothing."""
+    """The prompts as text, where they are to be repeated."""
     asked: dict[str, Any] | None = None
     """What a response repeats of its request."""
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Order:
     @property
     def tells_echo(self) -> bool:
         """Whether the echo comes with the prompt's logprobs."""
-        return bool(self.echoes) and self.num_logprobs is not None
+        return self.has_echo and self.num_logprobs is not None
 
     @property
     def num_choices(self) -> int:
@@ -139,18 +141,10 @@ def chat_input(
     )
 
 
-def order_completion(
-    body: CompletionRequest,
-    prompts: list[str | list[int]],
-    caller: Caller,
-    echoes: tuple[str, ...] = (),
-) -> Order:
-    """Return the order of a completion request, one `TextRequest` a prompt.
-
-    `echoes` are the prompts as text, when they are to be repeated.
-    """
+def order_completion(body: CompletionRequest, caller: Caller) -> Order:
+    """Return the order of a completion request that was checked, one `TextRequest` a prompt."""
     grammar, requests = grammar_of(body, None), []
-    for prompt in prompts:
+    for prompt in body.prompt:
         request = text_request(body, caller, body.logprobs)
         if grammar is not None:
             request.text.grammar.CopyFrom(grammar)
@@ -161,13 +155,13 @@ def order_completion(
         request.text.no_special_tokens = body.add_special_tokens is False
         fill_prompt(request, prompt)
         requests.append(request)
-    return order(body, Kind.TEXT, requests, body.logprobs, None, echoes)
+    return order(body, Kind.TEXT, requests, body.logprobs, None)
 
 
-def order_embedding(body: EmbeddingRequest, inputs: list[str | list[int]], caller: Caller) -> Order:
-    """Return the order of an embedding request, one `TextRequest` an input."""
+def order_embedding(body: EmbeddingRequest, caller: Caller) -> Order:
+    """Return the order of an embedding request that was checked, one `TextRequest` an input."""
     requests = []
-    for given in inputs:
+    for given in body.input:
         limits = routing_limits(body, caller)
         limits.kind = EMBED
         if body.pooling:
@@ -189,7 +183,8 @@ def order_embedding(body: EmbeddingRequest, inputs: list[str | list[int]], calle
     )
 
 
-def fill_prompt(request: TextRequest, prompt: str | list[int]) -> None:
+def fill_prompt(request: TextRequest, prompt: Any) -> None:
+    """Put in a text, or a list of ids."""
     if isinstance(prompt, str):
         request.prompt = prompt
     else:
@@ -202,7 +197,6 @@ def order(
     requests: list[TextRequest],
     num_logprobs: int | None,
     tools: ToolPlan | None,
-    echoes: tuple[str, ...] = (),
 ) -> Order:
     options = body.stream_options
     includes_usage = bool(options and options.include_usage)
@@ -223,7 +217,7 @@ def order(
         tools=tools,
         grammar_field=grammar_field(body.structured_outputs),
         length_field=length_field(body),
-        echoes=echoes,
+        has_echo=bool(getattr(body, "echo", None)),
     )
 
 

@@ -143,26 +143,24 @@ def check_chat(body: ChatRequest) -> None:
     check_conversation(body)
 
 
-def check_completion(body: CompletionRequest) -> list[str | list[int]]:
-    """Check a completion request; return its prompts."""
+def check_completion(body: CompletionRequest) -> None:
+    """Check a completion request and bring `prompt` to a list of strings or lists of ids."""
     check_fields(body)
     check_bound("logprobs", body.logprobs)
-    prompts = prompts_of(body.prompt, "prompt")
+    body.prompt = prompts = prompts_of(body.prompt, "prompt")
     if len(prompts) * (body.n or 1) > limits.MAX_PROMPT_CHOICES:
         raise refuse(f"prompts times n is more than {limits.MAX_PROMPT_CHOICES}", "prompt")
-    return prompts
 
 
-def check_embedding(body: EmbeddingRequest) -> list[str | list[int]]:
-    """Check an embedding request; return its inputs."""
+def check_embedding(body: EmbeddingRequest) -> None:
+    """Check an embedding request and bring `input` to a list of strings or lists of ids."""
     check_routing(body)
     check_bound("dimensions", body.dimensions)
-    inputs = prompts_of(body.input, "input")
+    body.input = inputs = prompts_of(body.input, "input")
     check_count(inputs, limits.MAX_EMBEDDING_INPUTS, "input")
-    return inputs
 
 
-def prompts_of(given: str | list[Any], param: str) -> list[str | list[int]]:
+def prompts_of(given: str | list[Any], param: str) -> list[Any]:
     """Return the prompts of any of the four shapes OpenAI allows."""
     if isinstance(given, str):
         return [given]

@@ -23,6 +23,7 @@ from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
 from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, model_folder
+from protos.columns import unpack
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
@@ -117,7 +118,7 @@ class InProcessClient:
         await self._text.close()
 
     def _note(self, request: GenerateRequest) -> None:
-        self._prompts[request.request_id] = list(memoryview(request.prompt_token_ids).cast("I"))
+        self._prompts[request.request_id] = unpack(request.prompt_token_ids).tolist()
 
     def _take(self, batch: TextBatch) -> None:
         broken = self._demux.deliver(batch)

@@ -17,7 +17,7 @@ def pack(values: Iterable[int]) -> bytes:
     return column.tobytes()
 
 
-def unpack(column: bytes) -> array[int]:
+def unpack(column: bytes | bytearray) -> array[int]:
     """Return the values of `column`; raise ValueError when its length is no multiple of four."""
     values = array("I")
     values.frombytes(column)

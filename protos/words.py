@@ -10,5 +10,3 @@ NO_ENGINE = "none"
 """What a tokenizer without an engine calls it in the state that it tells."""
 STALE_S = 1.5
 """A tier tells its state twice a second; one that has not for so long may hang."""
-RESOLVE_EVERY_S = 2.0
-"""A name may come to stand for other replicas of the tier below."""

@@ -15,7 +15,7 @@ from common.errors import PortTaken
 from common.model_folder import ModelFolderError
 from common.settings import SettingsError, load_or_exit
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
-from tokenizer_service.engines import EngineConnections
+from tokenizer_service.engines import engine_peers
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.service import TokenizerService
@@ -59,7 +59,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await model.warm_up()
     server = rpc.new_server()
-    engines = EngineConnections(settings.engines, pipeline)
+    engines = engine_peers(settings.engines, pipeline)
     service = TokenizerService(pipeline, states, engines.unreachable)
     add_TokenizerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, joined(settings.host, settings.port))

@@ -6,28 +6,21 @@ from typing import Any
 
 import orjson
 
-from api_gateway.anthropic.schema import Prompted
-from api_gateway.anthropic.translate import order_messages
 from api_gateway.asgi import Call
 from api_gateway.checks import check_count, check_token_ids, refuse
 from api_gateway.door import Door
+from api_gateway.forms import Form
 from api_gateway.messages import check_conversation
-from api_gateway.replies import ids_of
-from api_gateway.responses.schema import ResponseRequest
-from api_gateway.responses.translate import order_response
 from api_gateway.schema import (
     ChatPrompt,
-    ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
 from api_gateway.text_calls import TextCalls
 from api_gateway.tools import check_tools
-from api_gateway.translate import Order, chat_input, order_chat
-from api_gateway.validation import check_chat, check_completion
+from api_gateway.translate import Kind, chat_input
 from protos import limits
-from protos.columns import pack
+from protos.columns import pack, unpack
 from protos.tokenizer_pb2 import ChatInput, ConvertReply, ConvertRequest
 
 
@@ -53,7 +46,7 @@ class Convert:
                 asked.no_special_tokens = body.add_special_tokens is False
                 asked.text = body.prompt or ""
             reply = await self._calls.convert(asked)
-            ids = ids_of(reply.token_ids)
+            ids = unpack(reply.token_ids).tolist()
             await call.reply_json(
                 200,
                 {
@@ -93,56 +86,15 @@ class Convert:
             reply = await self._calls.convert(asked)
             await call.reply_json(200, orjson.loads(reply.about_json))
 
-    async def count_chat(self, call: Call) -> None:
-        """Answer how many tokens the prompt of a chat request has."""
+    async def count(self, form: Form[Any], call: Call) -> None:
+        """Answer how many tokens the prompts of a request have together, in the form's words."""
         with self._door.admission.enter():
-            body = await self._door.read(call, ChatRequest)
-            check_chat(body)
-            await self._count(call, order_chat(body, await self._door.caller(call, body.model)))
-
-    async def count_response(self, call: Call) -> None:
-        """Answer how many tokens the prompt of a request for a response has."""
-        with self._door.admission.enter():
-            body = await self._door.read(call, ResponseRequest)
-            await self._count(call, order_response(body, await self._door.caller(call, body.model)))
-
-    async def count_messages(self, call: Call) -> None:
-        """Answer how many tokens the prompt of Anthropic's request has, in its words."""
-        with self._door.admission.enter():
-            body = await self._door.read(call, Prompted)
-            order = order_messages(body, await self._door.caller(call, body.model))
-            reply = await self._prompt(order)
-            await call.reply_json(200, {"input_tokens": len(ids_of(reply.token_ids))})
-
-    async def _count(self, call: Call, order: Order) -> None:
-        await self._reply_count(call, [await self._prompt(order)])
-
-    async def _prompt(self, order: Order) -> ConvertReply:
-        asked = ConvertRequest(model=order.model, chat=order.requests[0].chat)
-        return await self._calls.convert(asked)
-
-    async def count_completion(self, call: Call) -> None:
-        """Answer how many tokens the prompts of a completion request have together."""
-        with self._door.admission.enter():
-            body = await self._door.read(call, CompletionRequest)
-            model = (await self._door.caller(call, body.model)).info.id
-            replies = []
-            for prompt in check_completion(body):
-                asked = ConvertRequest(model=model)
-                if isinstance(prompt, str):
-                    asked.text = prompt
-                    asked.no_special_tokens = body.add_special_tokens is False
-                else:
-                    asked.token_ids = pack(prompt)
-                replies.append(await self._calls.convert_prompt(asked))
-                if not replies[-1].token_ids:
-                    raise refuse("the prompt is empty", "prompt")
-            await self._reply_count(call, replies)
-
-    async def _reply_count(self, call: Call, replies: list[ConvertReply]) -> None:
-        num_tokens = sum(len(reply.token_ids) // 4 for reply in replies)
-        shown: dict[str, Any] = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        await call.reply_json(200, shown)
+            order = await self._door.order(call, form)
+            counts = [len(await self._calls.prompt_ids(request)) for request in order.requests]
+            shown: dict[str, Any] = {"input_tokens": sum(counts)}
+            if order.kind is not Kind.MESSAGE:
+                shown = {"object": "response.input_tokens", **shown}
+            await call.reply_json(200, shown)
 
     async def _asked(self, call: Call, model: str | None) -> ConvertRequest:
         return ConvertRequest(model=(await self._door.caller(call, model)).info.id)

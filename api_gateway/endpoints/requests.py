@@ -7,14 +7,12 @@ from typing import Any
 from api_gateway.asgi import REQUEST_ID, Call
 from api_gateway.clients import TextClients
 from api_gateway.door import Door
+from api_gateway.forms import CHAT, COMPLETION, Form
 from api_gateway.parsing import decode
-from api_gateway.replies import ids_of
-from api_gateway.schema import ChatRequest, CompletionRequest
 from api_gateway.text_calls import TextCalls
-from api_gateway.translate import Order, order_chat, order_completion
-from api_gateway.validation import check_chat, check_completion
+from api_gateway.translate import Order
 from common.errors import NotFound
-from protos.tokenizer_pb2 import ConvertRequest, TextRequest
+from protos.tokenizer_pb2 import TextRequest
 
 PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
@@ -60,7 +58,7 @@ class Requests:
             order = await self._order(call)
             prompts = []
             for request in order.requests:
-                token_ids = await self._token_ids(request)
+                token_ids = await self._calls.prompt_ids(request)
                 answers = await self._calls.ask("explain", question(request, token_ids))
                 engines = [{"engine": name, **told} for name, told in sorted(answers.items())]
                 prompts.append({"prompt_tokens": len(token_ids), "engines": engines})
@@ -71,25 +69,8 @@ class Requests:
     async def _order(self, call: Call) -> Order:
         """Return the order of the body, which is a chat's when it has messages."""
         content = await self._door.content(call)
-        if "messages" in decode(content):
-            chat = self._door.of(call, content, ChatRequest)
-            check_chat(chat)
-            return order_chat(chat, await self._door.caller(call, chat.model))
-        body = self._door.of(call, content, CompletionRequest)
-        prompts = check_completion(body)
-        caller = await self._door.caller(call, body.model)
-        return order_completion(body, prompts, caller)
-
-    async def _token_ids(self, request: TextRequest) -> list[int]:
-        asked = ConvertRequest(model=request.model)
-        kind = request.WhichOneof("input")
-        if kind == "prompt_token_ids":
-            return ids_of(request.prompt_token_ids)
-        if kind == "chat":
-            asked.chat.CopyFrom(request.chat)
-        else:
-            asked.text = request.prompt
-        return ids_of((await self._calls.convert(asked)).token_ids)
+        form: Form[Any] = CHAT if "messages" in decode(content) else COMPLETION
+        return await self._door.order(call, form, content)
 
 
 def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:

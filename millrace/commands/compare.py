@@ -15,6 +15,7 @@ from common import logs
 from common.model_folder import ModelFolderError
 from millrace.errors import CommandError
 from millrace.project import DEMO_MODEL, model_folder
+from protos.columns import unpack
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import load_tokenizer
 from worker.build import LoadedModel, load_model
@@ -84,8 +85,7 @@ def ids_of(args: argparse.Namespace) -> list[int]:
     tokenizer = load_tokenizer(read_model_folder(model_folder(args.model)))
     if tokenizer is None:
         raise ValueError(f"{args.model} has no tokenizer: give --token-ids")
-    column = tokenizer.encode(args.prompt, add_special_tokens=True)
-    return list(memoryview(column).cast("I"))
+    return unpack(tokenizer.encode(args.prompt, add_special_tokens=True)).tolist()
 
 
 def worst_of_layers(found: Sequence[Difference]) -> list[Difference]:

@@ -10,6 +10,7 @@ import pytest
 
 from api_gateway import clients
 from api_gateway.__main__ import Gateway
+from common import peers
 from protos import limits
 from protos.common_pb2 import LENGTH, ModelInfo, Timings
 from protos.tokenizer_pb2 import TextBatch
@@ -111,6 +112,21 @@ async def keep_off(gateway: Gateway, fake: FakeTokenizer) -> None:
     link = next(link for link in gateway.clients.links() if link.address == fake.address)
     await until(lambda: bool(link.states))  # told once, right behind the opening
     link.states.clear()
+
+
+async def test_a_tokenizer_that_says_nothing_any_more_counts_as_lost(
+    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads may answer gRPC's pings while its event loop hangs."""
+    monkeypatch.setattr(peers, "SILENT_AFTER_S", 0.1)
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion(stream=True)))
+        stream, slot = await fake.arrivals.get()
+        tell(stream, slot, 3)
+        fake.script = echo(WORDS)
+        assert text_of(events((await asked).text)) == WORDS
+        assert len(fake.streams) > 1
 
 
 async def test_three_losses_end_a_request(fake: FakeTokenizer) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common import rpc
+from common import peers, rpc
 from protos.common_pb2 import EngineState, FinishReason, Limits, Query
 from protos.engine_pb2 import Bulk, EngineRequest, GenerateRequest
 from protos.tokenizer_pb2 import (
@@ -29,7 +29,7 @@ from protos.tokenizer_pb2 import (
 from protos.tokenizer_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
 from protos.words import NO_ENGINE
 from tests.support.fake_engine import FakeEngine, finish, ids_of, ready_state, token_batch
-from tokenizer_service.engines import EngineConnections, GrpcEngine
+from tokenizer_service.engines import GrpcEngine, engine_peers
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.service import MAX_PENDING_BATCHES, Outbox, TokenizerService
@@ -91,15 +91,13 @@ class Tier:
 
 
 @asynccontextmanager
-async def tier(
-    folder: Path, engines: list[FakeEngine], silent_after_s: float = 10.0
-) -> AsyncIterator[Tier]:
+async def tier(folder: Path, engines: list[FakeEngine]) -> AsyncIterator[Tier]:
     metrics, states = TokenizerMetrics(CollectorRegistry()), StateFeed()
     model = load_text_model(folder, "tiny", metrics)
     pipeline = TextPipeline(model, metrics, on_engine_state=states.tell)
     server = rpc.new_server()
     addresses = ",".join(f"127.0.0.1:{engine.port}" for engine in engines)
-    connections = EngineConnections(addresses, pipeline, silent_after_s)
+    connections = engine_peers(addresses, pipeline)
     service = TokenizerService(pipeline, states, connections.unreachable)
     add_TokenizerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = await rpc.start_server(server, "127.0.0.1:0")
@@ -260,8 +258,11 @@ async def test_an_engine_that_comes_back_is_dialled_again(
         await reborn.stop()
 
 
-async def test_a_silent_engine_counts_as_lost(tiny_folder: Path, engine: FakeEngine) -> None:
-    async with tier(tiny_folder, [engine], silent_after_s=0.05) as service:
+async def test_a_silent_engine_counts_as_lost(
+    tiny_folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "SILENT_AFTER_S", 0.05)
+    async with tier(tiny_folder, [engine]) as service:
         gateway = await service.gateway()
         await gateway.ready()
         lost = await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
@@ -269,14 +270,16 @@ async def test_a_silent_engine_counts_as_lost(tiny_folder: Path, engine: FakeEng
 
 
 async def test_a_tier_that_was_stopped_itself_does_not_blame_the_engine(
-    tiny_folder: Path, engine: FakeEngine
+    tiny_folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peers, "SILENT_AFTER_S", 0.8)
+
     async def tell() -> None:
         while True:
             engine.tell(ready_state())
             await asyncio.sleep(0.05)
 
-    async with tier(tiny_folder, [engine], silent_after_s=0.8) as service:
+    async with tier(tiny_folder, [engine]) as service:
         telling = asyncio.create_task(tell())
         gateway = await service.gateway()
         await gateway.ready()
