@@ -5,11 +5,11 @@ A chat is read by the gateway's own parser, so that its options mean what they m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from api_gateway.parsing import parse
+from api_gateway.parsing import converted
 from api_gateway.schema import ChatRequest
 from api_gateway.structure import grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
@@ -17,8 +17,7 @@ from api_gateway.translate import chat_input, effort_kwargs, part_thoughts
 from api_gateway.validation import check_chat
 from common.errors import InvalidRequest
 from millrace.params import SamplingParams
-from millrace.params_checks import as_json, check_unicode, whole_each
-from millrace.structure import form_of
+from millrace.plain_values import as_json, check_unicode, plain
 from protos.columns import pack
 from protos.common_pb2 import EMBED, LAST, MEAN, Limits, ModelInfo
 from protos.common_pb2 import SamplingParams as Sampling
@@ -51,13 +50,7 @@ def asked(
     prompt: Prompt, params: SamplingParams, info: ModelInfo, request_id: str, seed: int
 ) -> Asked:
     """Return the request; raise InvalidRequest when `prompt` is none of the known forms."""
-    request = TextRequest(
-        request_id=request_id,
-        model=info.id,
-        limits=params.limits(),
-        sampling=params.sampling(seed),
-        text=params.text_options(),
-    )
+    request = params.request(info, request_id, seed)
     if isinstance(prompt, Mapping) and "messages" in prompt:
         return _asked_chat(request, prompt, params, info)
     _fill(request, prompt)
@@ -104,7 +97,7 @@ def prompt_text(prompt: Prompt) -> str | None:
 def given_ids(prompt: Prompt) -> list[int] | None:
     """Return the ids the user gave, None for text and messages."""
     ids = None if isinstance(prompt, str) else prompt.get("prompt_token_ids")
-    return None if ids is None else list(whole_each(ids))
+    return None if ids is None else list(plain(ids))
 
 
 def _only(prompt: Mapping[str, Any], key: str) -> Any:
@@ -114,10 +107,10 @@ def _only(prompt: Mapping[str, Any], key: str) -> Any:
 
 
 def _column(ids: Sequence[int]) -> bytes:
-    if not isinstance(ids, Collection):
+    ids = plain(ids)
+    if not isinstance(ids, list):
         message = f"prompt_token_ids must be a list of token ids, got {ids!r:.80}"
         raise InvalidRequest(message, param="prompt")
-    ids = whole_each(ids)
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(f"prompt_token_ids has {token_id!r}, no id", param="prompt")
@@ -133,9 +126,9 @@ def _asked_chat(
     if unknown := sorted(map(str, set(prompt) - CHAT_OPTIONS - {"messages"})):
         known = sorted(CHAT_OPTIONS)
         raise InvalidRequest(f"unknown chat options {unknown}; known: {known}", param=unknown[0])
-    form = form_of(params.response_format, params.structured_outputs)
-    told = as_json("messages", {**prompt, **form, "model": info.id})
-    body = parse(told, ChatRequest, False)
+    body = converted(as_json("messages", {**prompt, "model": info.id}), ChatRequest)
+    body.response_format = params.body.response_format
+    body.structured_outputs = params.body.structured_outputs
     check_chat(body)
     plan = plan_tools(body, info)
     if (grammar := grammar_of(body, plan)) is not None:

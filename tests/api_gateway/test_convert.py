@@ -117,6 +117,8 @@ async def test_explain_asks_with_the_prompts_ids(
     assert (asked["max_tokens"], asked["n"], asked["tenant"]) == (7, 2, "default")
     both = (await client.post(url, json=completion(prompt=["ab", "c"]))).json()
     assert [p["prompt_tokens"] for p in both["prompts"]] == [2, 1]
+    await client.post(url, json=completion(prompt="ab", add_special_tokens=False))
+    assert fake.converted[-1].no_special_tokens
     assert fake.arrivals.empty()
 
 
