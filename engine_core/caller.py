@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from engine_core.outbox import Outbox
@@ -29,17 +28,17 @@ class Caller:
         self._state: EngineState | None = None
         self._wake = asyncio.Event()
 
-    def deliver(self, step_id: int, timestamp_ns: int, output: SessionOutput) -> None:
+    def deliver(self, output: SessionOutput) -> None:
         """Queue what a step has brought and forget the slots it ends; never blocks."""
         for row in output.finishes:
             self.forget(row.slot)
-        self._outbox.put(step_id, timestamp_ns, output)
+        self._outbox.put(output)
         self._wake.set()
 
     def end(self, rows: list[Finished]) -> None:
         """Queue ends that no step has brought."""
         output = SessionOutput(self.number, b"", b"", b"", b"", tuple(rows))
-        self.deliver(0, time.monotonic_ns(), output)
+        self.deliver(output)
 
     def tell(self, state: EngineState) -> None:
         """Queue the engine's state; only the latest is sent."""

@@ -182,7 +182,7 @@ class Front(EngineServicer):
                 self._observe(replica, row)
             caller = self.sessions.get(part.session)
             if caller is not None:
-                caller.deliver(output.step_id, output.timestamp_ns, part)
+                caller.deliver(part)
 
     def replica_answer(self, replica: Replica, answer: QueryAnswer) -> None:
         """Hand on what a replica knows of a question."""

@@ -119,7 +119,6 @@ class EngineLoop:
         self._worker_age = worker_age
         self._is_busy = False
         self._num_in_flight = 0
-        self._step_id = 0
         self._step_began: float | None = None
         self._schedule_s = 0.0
         self._execute_s = 0.0
@@ -176,7 +175,6 @@ class EngineLoop:
         returned = self._clock()
         self._num_in_flight -= 1
         self._step_began = returned if self._num_in_flight else None
-        self._step_id = result.step_id
         self._publish(self.scheduler.apply(result, returned))
         self._execute_s += returned - waited
         self._schedule_s += self._clock() - returned
@@ -229,8 +227,7 @@ class EngineLoop:
     def _publish(self, events: list[TokenEvent] | None = None) -> None:
         events = self.scheduler.take_events() if events is None else events
         if events:
-            timestamp_ns = int(self._clock() * 1e9)
-            self._front.send(step_output(self._step_id, timestamp_ns, events))
+            self._front.send(step_output(events))
 
     def state(self, now: float) -> SchedulerState:
         """Return the heartbeat: gauges, cumulative counters, and what the last audit found."""

@@ -22,12 +22,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._pending: list[SessionOutput] = []
-        self._step_id = 0
-        self._timestamp_ns = 0
 
-    def put(self, step_id: int, timestamp_ns: int, output: SessionOutput) -> None:
-        self._step_id = step_id
-        self._timestamp_ns = timestamp_ns
+    def put(self, output: SessionOutput) -> None:
         self._pending.append(output)
         if len(self._pending) >= MAX_PENDING:
             self._pending = [merged(self._pending)]
@@ -39,8 +35,7 @@ class Outbox:
             return []
         output = pending[0] if len(pending) == 1 else merged(pending)
         replies = [EngineReply(bulk=to_bulk(row)) for row in output.bulks]
-        batch = to_batch(self._step_id, self._timestamp_ns, output)
-        return [*replies, EngineReply(batch=batch)]
+        return [*replies, EngineReply(batch=to_batch(output))]
 
 
 def merged(outputs: list[SessionOutput]) -> SessionOutput:

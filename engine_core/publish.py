@@ -42,7 +42,7 @@ class Columns:
         )
 
 
-def step_output(step_id: int, timestamp_ns: int, events: Iterable[TokenEvent]) -> StepOutput:
+def step_output(events: Iterable[TokenEvent]) -> StepOutput:
     """Return `events` as one message, in their order within each session."""
     sessions: dict[int, Columns] = {}
     for event in events:
@@ -64,4 +64,4 @@ def step_output(step_id: int, timestamp_ns: int, events: Iterable[TokenEvent]) -
         if event.progress is not None:
             columns.progress.append(event.progress)
     outputs = tuple(columns.output(session) for session, columns in sessions.items())
-    return StepOutput(step_id, timestamp_ns, outputs)
+    return StepOutput(outputs)

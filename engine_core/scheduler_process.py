@@ -100,9 +100,9 @@ def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) 
     workers.attend(front.socket, loop.attend)
     freeze_heap()
     front.send(loop.state(time.monotonic()))
-    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len, ready.startup_s))
-    told = {"replica": config.replica, "num_blocks": num_blocks, "memory": ready.memory}
-    log.info("replica ready", extra=told)
+    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len))
+    extra = {"replica": config.replica, "num_blocks": num_blocks}
+    log.info("replica ready", extra=extra | {"startup_s": ready.startup_s, "memory": ready.memory})
     loop.run()
 
 

@@ -63,11 +63,9 @@ def to_limits(limits: common.Limits) -> Limits:
     )
 
 
-def to_batch(step_id: int, timestamp_ns: int, output: SessionOutput) -> pb.TokenBatch:
+def to_batch(output: SessionOutput) -> pb.TokenBatch:
     """Return what one step means for one caller."""
     return pb.TokenBatch(
-        step_id=step_id,
-        timestamp_ns=timestamp_ns,
         slots=output.slots,
         counts=output.counts,
         token_offsets=output.token_offsets,

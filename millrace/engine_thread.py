@@ -258,8 +258,7 @@ class EngineThread:
             for output in message.sessions:
                 for row in output.bulks:
                     self._pipeline.on_bulk(bridge, translate.to_bulk(row))
-                batch = translate.to_batch(message.step_id, message.timestamp_ns, output)
-                self._pipeline.on_tokens(bridge, batch)
+                self._pipeline.on_tokens(bridge, translate.to_batch(output))
         elif isinstance(message, wire.QueryAnswer):
             self._pipeline.on_answer(bridge, translate.to_answer(message))
         elif isinstance(message, wire.SchedulerState):

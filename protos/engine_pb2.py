@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x08millrace\x1a\x13protos/common.proto\"\xbd\x01\n\rEngineRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\'\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x19.millrace.GenerateRequest\x12\x0e\n\x06\x61\x62orts\x18\x03 \x03(\r\x12\x1f\n\x05stops\x18\x04 \x03(\x0b\x32\x10.millrace.StopAt\x12\x0e\n\x06pauses\x18\x05 \x03(\r\x12\x0f\n\x07resumes\x18\x06 \x03(\r\x12 \n\x07queries\x18\x07 \x03(\x0b\x32\x0f.millrace.Query\"\xc2\x01\n\x0fGenerateRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x19\n\x11resumed_token_ids\x18\x04 \x03(\x0c\x12 \n\x06limits\x18\x05 \x01(\x0b\x32\x10.millrace.Limits\x12\x10\n\x08sampling\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"1\n\x06StopAt\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\"\xd8\x01\n\x0b\x45ngineReply\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.millrace.SessionOpenedH\x00\x12%\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x14.millrace.TokenBatchH\x00\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x15.millrace.EngineStateH\x00\x12\x1e\n\x04\x62ulk\x18\x04 \x01(\x0b\x32\x0e.millrace.BulkH\x00\x12\'\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x15.millrace.QueryAnswerH\x00\x42\x06\n\x04\x62ody\"|\n\x04\x42ulk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x18.millrace.PromptLogprobsH\x00\x12\x13\n\tembedding\x18\x03 \x01(\x0cH\x00\x12\x14\n\ntrace_json\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"9\n\x0ePromptLogprobs\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.millrace.TokenLogprobs\"\xf7\x01\n\nTokenBatch\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x14\n\x0ctimestamp_ns\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12\"\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x10.millrace.Finish\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.millrace.TokenLogprobs\x12*\n\x08progress\x18\t \x03(\x0b\x32\x18.millrace.PromptProgress\"Q\n\rTokenLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x32G\n\x06\x45ngine\x12=\n\x07Session\x12\x17.millrace.EngineRequest\x1a\x15.millrace.EngineReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x08millrace\x1a\x13protos/common.proto\"\xbd\x01\n\rEngineRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\'\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x19.millrace.GenerateRequest\x12\x0e\n\x06\x61\x62orts\x18\x03 \x03(\r\x12\x1f\n\x05stops\x18\x04 \x03(\x0b\x32\x10.millrace.StopAt\x12\x0e\n\x06pauses\x18\x05 \x03(\r\x12\x0f\n\x07resumes\x18\x06 \x03(\r\x12 \n\x07queries\x18\x07 \x03(\x0b\x32\x0f.millrace.Query\"\xad\x01\n\x0fGenerateRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x19\n\x11resumed_token_ids\x18\x04 \x03(\x0c\x12 \n\x06limits\x18\x05 \x01(\x0b\x32\x10.millrace.Limits\x12\x10\n\x08sampling\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\"1\n\x06StopAt\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\"\xd8\x01\n\x0b\x45ngineReply\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.millrace.SessionOpenedH\x00\x12%\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x14.millrace.TokenBatchH\x00\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x15.millrace.EngineStateH\x00\x12\x1e\n\x04\x62ulk\x18\x04 \x01(\x0b\x32\x0e.millrace.BulkH\x00\x12\'\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x15.millrace.QueryAnswerH\x00\x42\x06\n\x04\x62ody\"|\n\x04\x42ulk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x18.millrace.PromptLogprobsH\x00\x12\x13\n\tembedding\x18\x03 \x01(\x0cH\x00\x12\x14\n\ntrace_json\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"9\n\x0ePromptLogprobs\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.millrace.TokenLogprobs\"\xd0\x01\n\nTokenBatch\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12\"\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x10.millrace.Finish\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.millrace.TokenLogprobs\x12*\n\x08progress\x18\t \x03(\x0b\x32\x18.millrace.PromptProgress\"Q\n\rTokenLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x32G\n\x06\x45ngine\x12=\n\x07Session\x12\x17.millrace.EngineRequest\x1a\x15.millrace.EngineReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEREQUEST']._serialized_start=55
   _globals['_ENGINEREQUEST']._serialized_end=244
   _globals['_GENERATEREQUEST']._serialized_start=247
-  _globals['_GENERATEREQUEST']._serialized_end=441
-  _globals['_STOPAT']._serialized_start=443
-  _globals['_STOPAT']._serialized_end=492
-  _globals['_ENGINEREPLY']._serialized_start=495
-  _globals['_ENGINEREPLY']._serialized_end=711
-  _globals['_BULK']._serialized_start=713
-  _globals['_BULK']._serialized_end=837
-  _globals['_PROMPTLOGPROBS']._serialized_start=839
-  _globals['_PROMPTLOGPROBS']._serialized_end=896
-  _globals['_TOKENBATCH']._serialized_start=899
-  _globals['_TOKENBATCH']._serialized_end=1146
-  _globals['_TOKENLOGPROBS']._serialized_start=1148
-  _globals['_TOKENLOGPROBS']._serialized_end=1229
-  _globals['_ENGINE']._serialized_start=1231
-  _globals['_ENGINE']._serialized_end=1302
+  _globals['_GENERATEREQUEST']._serialized_end=420
+  _globals['_STOPAT']._serialized_start=422
+  _globals['_STOPAT']._serialized_end=471
+  _globals['_ENGINEREPLY']._serialized_start=474
+  _globals['_ENGINEREPLY']._serialized_end=690
+  _globals['_BULK']._serialized_start=692
+  _globals['_BULK']._serialized_end=816
+  _globals['_PROMPTLOGPROBS']._serialized_start=818
+  _globals['_PROMPTLOGPROBS']._serialized_end=875
+  _globals['_TOKENBATCH']._serialized_start=878
+  _globals['_TOKENBATCH']._serialized_end=1086
+  _globals['_TOKENLOGPROBS']._serialized_start=1088
+  _globals['_TOKENLOGPROBS']._serialized_end=1169
+  _globals['_ENGINE']._serialized_start=1171
+  _globals['_ENGINE']._serialized_end=1242
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ class EngineRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[StopAt, _Mapping]]] = ..., pauses: _Optional[_Iterable[int]] = ..., resumes: _Optional[_Iterable[int]] = ..., queries: _Optional[_Iterable[_Union[_common_pb2.Query, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("slot", "request_id", "prompt_token_ids", "resumed_token_ids", "limits", "sampling", "attempt", "traceparent")
+    __slots__ = ("slot", "request_id", "prompt_token_ids", "resumed_token_ids", "limits", "sampling", "attempt")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +33,6 @@ class GenerateRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     prompt_token_ids: bytes
@@ -41,8 +40,7 @@ class GenerateRequest(_message.Message):
     limits: _common_pb2.Limits
     sampling: bytes
     attempt: int
-    traceparent: str
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_token_ids: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[bytes] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_token_ids: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class StopAt(_message.Message):
     __slots__ = ("slot", "num_output_tokens")
@@ -85,9 +83,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("step_id", "timestamp_ns", "slots", "counts", "token_offsets", "token_ids", "finishes", "logprobs", "progress")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("slots", "counts", "token_offsets", "token_ids", "finishes", "logprobs", "progress")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
@@ -95,8 +91,6 @@ class TokenBatch(_message.Message):
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    timestamp_ns: int
     slots: bytes
     counts: bytes
     token_offsets: bytes
@@ -104,7 +98,7 @@ class TokenBatch(_message.Message):
     finishes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Finish]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     progress: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptProgress]
-    def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("slot", "index", "token_ids", "logprobs")

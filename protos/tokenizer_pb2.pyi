@@ -21,7 +21,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[TextRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ..., pauses: _Optional[_Iterable[int]] = ..., resumes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed", "traceparent")
+    __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +33,6 @@ class TextRequest(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     model: str
@@ -45,8 +44,7 @@ class TextRequest(_message.Message):
     prompt_token_ids: bytes
     attempt: int
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
-    traceparent: str
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., attempt: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., attempt: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages_json", "tools_json", "template_kwargs_json", "no_generation_prompt", "continue_final_message")
@@ -181,9 +179,7 @@ class EngineAnswer(_message.Message):
     def __init__(self, engine: _Optional[str] = ..., answer: _Optional[_Union[_common_pb2.QueryAnswer, _Mapping]] = ...) -> None: ...
 
 class TextBatch(_message.Message):
-    __slots__ = ("step_id", "timestamp_ns", "slots", "text_offsets", "texts", "counts", "token_offsets", "token_ids", "started", "finishes", "logprobs", "channels", "progress")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("slots", "text_offsets", "texts", "counts", "token_offsets", "token_ids", "started", "finishes", "logprobs", "channels", "progress")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
@@ -195,8 +191,6 @@ class TextBatch(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    timestamp_ns: int
     slots: bytes
     text_offsets: bytes
     texts: _containers.RepeatedScalarFieldContainer[str]
@@ -208,7 +202,7 @@ class TextBatch(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TextLogprobs]
     channels: bytes
     progress: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptProgress]
-    def __init__(self, step_id: _Optional[int] = ..., timestamp_ns: _Optional[int] = ..., slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ..., channels: _Optional[bytes] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ..., channels: _Optional[bytes] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("slot", "num_prompt_tokens", "prompt_token_ids")

@@ -142,7 +142,6 @@ class ReplicaReady(Message, frozen=True):
     facts: ModelFacts
     num_blocks: int
     max_model_len: int
-    startup_s: dict[str, float]
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -201,8 +200,6 @@ class QueryAnswer(Message, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    step_id: int
-    timestamp_ns: int
     sessions: tuple[SessionOutput, ...]
 
 

@@ -130,7 +130,6 @@ class EngineSeat:
                 limits=limits,
                 sampling=ticket.sampling,
                 attempt=max(choice.attempt for choice in choices),
-                traceparent=ticket.request.traceparent,
             )
         )
         for choice in choices:

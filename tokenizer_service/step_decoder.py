@@ -44,7 +44,7 @@ class StepDecoder:
     def decode(self, seat: EngineSeat, batch: TokenBatch) -> None:
         """Hand each session the TextBatch of this step."""
         started = time.perf_counter()
-        step = StepText(batch.step_id, batch.timestamp_ns)
+        step = StepText()
         slots, token_ids = unpack(batch.slots), unpack(batch.token_ids)
         offsets, counts = unpack(batch.token_offsets), unpack(batch.counts) or [1] * len(slots)
         live, at = seat.live, 0

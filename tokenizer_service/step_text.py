@@ -86,10 +86,8 @@ class SessionText:
             channels[at] = REASONING
         return pack(channels)
 
-    def message(self, step_id: int = 0, timestamp_ns: int = 0) -> TextBatch:
+    def message(self) -> TextBatch:
         return TextBatch(
-            step_id=step_id,
-            timestamp_ns=timestamp_ns,
             slots=pack(self.slots),
             text_offsets=pack(self.text_offsets),
             texts=self.texts,
@@ -107,9 +105,7 @@ class SessionText:
 class StepText:
     """The sessions that one engine step concerns."""
 
-    def __init__(self, step_id: int = 0, timestamp_ns: int = 0) -> None:
-        self._step_id = step_id
-        self._timestamp_ns = timestamp_ns
+    def __init__(self) -> None:
         self._sessions: dict[Session, SessionText] = {}
 
     def of(self, session: Session) -> SessionText:
@@ -121,7 +117,7 @@ class StepText:
     def deliver(self) -> None:
         """Hand each session its batch."""
         for session, text in self._sessions.items():
-            session.sink(text.message(self._step_id, self._timestamp_ns))
+            session.sink(text.message())
 
 
 def merged(batches: Sequence[TextBatch]) -> TextBatch:
@@ -146,7 +142,7 @@ def merged(batches: Sequence[TextBatch]) -> TextBatch:
         part = Segment(row.channel, row.text_offset, "".join(row.texts), len(row.token_ids))
         joined.add_segments(row.slot, [part], row.token_offset, row.token_ids)
     joined.progress.extend(progress.values())
-    return joined.message(batches[-1].step_id, batches[-1].timestamp_ns)
+    return joined.message()
 
 
 @dataclass(slots=True)

@@ -89,7 +89,6 @@ class TextModel:
             aliases=self.folder.aliases,
             created_s=self.folder.created_s,
             max_model_len=max_model_len,
-            vocab_size=self.vocab_size,
             tool_format=tool_format(self.folder.templates),
             reasoning_format=self.reasoning_format,
             tag_tokens=self._tag_tokens(),

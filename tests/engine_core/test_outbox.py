@@ -15,7 +15,7 @@ from protos.worker import Bulk, Finished, Logprobs, Progress, SessionOutput
 
 
 def output(*events: TokenEvent) -> SessionOutput:
-    (session,) = step_output(1, 2, events).sessions
+    (session,) = step_output(events).sessions
     return session
 
 
@@ -33,10 +33,10 @@ def entries(batch: TokenBatch) -> list[tuple[int, int, list[int]]]:
 def test_one_step_passes_untouched() -> None:
     outbox = Outbox()
     step = output(TokenEvent(1, 4, 0, (9,)), TokenEvent(1, 6, 3, (8,)))
-    outbox.put(7, 70, step)
+    outbox.put(step)
     (reply,) = outbox.take()
     batch = reply.batch
-    assert (batch.step_id, batch.timestamp_ns, batch.slots) == (7, 70, step.slots)
+    assert batch.slots == step.slots
     assert batch.counts == b""
     assert outbox.take() == []
 
@@ -45,10 +45,10 @@ def test_bulks_come_before_the_batch_that_may_end_their_slot() -> None:
     outbox = Outbox()
     end = Finished(4, 1, 3, 0, 0, 0.0, 0.0, 0.0, 0)
     told = Logprobs(5, 1, (9, 8), (-0.5, -1.0))
-    outbox.put(1, 1, output(TokenEvent(1, 5, 0, (), bulks=(Bulk(5, (told,)),))))
-    outbox.put(2, 2, output(TokenEvent(1, 6, 0, (), progress=Progress(6, 90, 16, 32))))
-    outbox.put(3, 3, output(TokenEvent(1, 4, 0, (), bulks=(Bulk(4, embedding=b"1234"),))))
-    outbox.put(4, 4, output(TokenEvent(1, 4, 0, (), end)))
+    outbox.put(output(TokenEvent(1, 5, 0, (), bulks=(Bulk(5, (told,)),))))
+    outbox.put(output(TokenEvent(1, 6, 0, (), progress=Progress(6, 90, 16, 32))))
+    outbox.put(output(TokenEvent(1, 4, 0, (), bulks=(Bulk(4, embedding=b"1234"),))))
+    outbox.put(output(TokenEvent(1, 4, 0, (), end)))
     prompt, embedded, last = outbox.take()
     (row,) = prompt.bulk.prompt_logprobs.tokens
     assert (prompt.bulk.slot, row.slot, row.index, list(row.token_ids)) == (5, 5, 1, [9, 8])
@@ -62,14 +62,13 @@ def test_finishes_and_logprobs_survive_a_merge() -> None:
     outbox = Outbox()
     end = Finished(4, 2, 1, 0, 2, 0.0, 0.0, 0.0, 0)
     row = Logprobs(4, 0, (9,), (-0.5,))
-    outbox.put(1, 1, output(TokenEvent(1, 4, 0, (9,), None, (row,))))
-    outbox.put(2, 2, output(TokenEvent(1, 4, 1, (8,), end)))
+    outbox.put(output(TokenEvent(1, 4, 0, (9,), None, (row,))))
+    outbox.put(output(TokenEvent(1, 4, 1, (8,), end)))
     (reply,) = outbox.take()
     batch = reply.batch
     assert entries(batch) == [(4, 0, [9, 8])]
     assert [finish.slot for finish in batch.finishes] == [4]
     assert batch.logprobs[0].logprobs == [-0.5]
-    assert batch.step_id == 2
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2))), max_size=200))
@@ -83,7 +82,7 @@ def test_a_merge_keeps_every_token_in_order(steps: list[list[tuple[int, int]]]) 
             events.append(TokenEvent(1, slot, len(tokens), new))
             tokens += new
         if events:
-            outbox.put(1, 1, output(*events))
+            outbox.put(output(*events))
             assert len(outbox._pending) < MAX_PENDING
     got = {slot: ids for reply in outbox.take() for slot, _, ids in entries(reply.batch)}
     assert got == {slot: tokens for slot, tokens in sent.items() if tokens}

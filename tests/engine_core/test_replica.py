@@ -18,7 +18,7 @@ def fleet_of(*states: SchedulerState | None, now: float = 0.1) -> Fleet:
         replica.state = state
         if state is not None:
             replica.phase = Phase.READY
-            replica.facts = ReplicaReady(FACTS, 40, 512, {})
+            replica.facts = ReplicaReady(FACTS, 40, 512)
         fleet.replicas[number] = replica
     return fleet
 

@@ -74,8 +74,8 @@ def test_a_finish_with_and_without_error() -> None:
 
 def test_columns_pass_as_they_are() -> None:
     rows = (Logprobs(3, 5, (1, 2), (-0.5, -1.5)),)
-    batch = to_batch(8, 9, SessionOutput(1, b"slot", b"", b"offs", b"toks", (), rows))
+    batch = to_batch(SessionOutput(1, b"slot", b"", b"offs", b"toks", (), rows))
     assert (batch.slots, batch.counts, batch.token_offsets) == (b"slot", b"", b"offs")
-    assert (batch.step_id, batch.timestamp_ns, batch.token_ids) == (8, 9, b"toks")
+    assert batch.token_ids == b"toks"
     assert (batch.logprobs[0].slot, batch.logprobs[0].index) == (3, 5)
     assert list(batch.logprobs[0].token_ids) == [1, 2]

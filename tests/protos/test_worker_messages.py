@@ -14,7 +14,7 @@ START = wire.SequenceStart(7, b"\1\0\0\0", 1, 0, 1, (3,), b"s")
 MESSAGES: list[tuple[Any, msgspec.Struct]] = [
     (wire.ToScheduler, wire.Add(1, 2, "r", b"\1\0\0\0", wire.Limits(max_tokens=4), b"")),
     (wire.ToScheduler, wire.StopAt(1, 2, 3)),
-    (wire.ToFront, wire.StepOutput(1, 2, (wire.SessionOutput(1, b"", b"", b"", b""),))),
+    (wire.ToFront, wire.StepOutput((wire.SessionOutput(1, b"", b"", b"", b""),))),
     (wire.ToWorker, wire.ExecutePlan(1, starts=(START,), steps=(wire.SequenceStep(8, 1, (4,)),))),
     (wire.FromWorker, wire.StepResult(1, (7,), (1,), (42,))),
 ]

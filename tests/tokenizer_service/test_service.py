@@ -295,7 +295,7 @@ async def test_a_tier_that_was_stopped_itself_does_not_blame_the_engine(
 def step(slot: int, offset: int, text: str) -> TextBatch:
     columns = SessionText()
     columns.add(slot, offset, text, offset, list(text.encode()))
-    return columns.message(offset)
+    return columns.message()
 
 
 async def test_steps_that_wait_are_joined_per_slot() -> None:

@@ -19,7 +19,7 @@ Said = dict[int, tuple[str, list[int]]]
 def batches_of(steps: list[list[tuple[int, str, int]]]) -> list[TextBatch]:
     """Build contiguous batches: each slot's offsets go on where its last entry ended."""
     text_at, token_at, batches = dict[int, int](), dict[int, int](), []
-    for step_id, step in enumerate(steps):
+    for step in steps:
         columns = SessionText()
         for slot, text, count in step:
             first = token_at.get(slot, 0)
@@ -27,7 +27,7 @@ def batches_of(steps: list[list[tuple[int, str, int]]]) -> list[TextBatch]:
             columns.add(slot, text_at.get(slot, 0), text, first, ids)
             text_at[slot] = text_at.get(slot, 0) + len(text.encode())
             token_at[slot] = first + count
-        batches.append(columns.message(step_id, step_id * 10))
+        batches.append(columns.message())
     return batches
 
 
@@ -48,7 +48,6 @@ def test_merging_loses_nothing(steps: list[list[tuple[int, str, int]]]) -> None:
     joined = merged(batches)
     assert said([joined]) == before
     assert len(joined.texts) == len(before) or len(batches) == 1
-    assert joined.step_id == len(batches) - 1
 
 
 def test_sparse_rows_are_kept_in_order() -> None:
@@ -60,7 +59,7 @@ def test_sparse_rows_are_kept_in_order() -> None:
 
 
 def test_one_batch_is_itself() -> None:
-    only = TextBatch(step_id=3)
+    only = TextBatch(texts=["a"])
     assert merged([only]) is only
 
 
