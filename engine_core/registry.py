@@ -298,7 +298,7 @@ class Registry:
         self._door.close()
         for process in self._processes.values():
             end(process)
-        await asyncio.gather(*self._tasks.values())
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 def socket_folder() -> tempfile.TemporaryDirectory[str]:

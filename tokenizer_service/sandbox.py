@@ -75,12 +75,12 @@ class Sandbox:
                 continue
             try:
                 told = await self._exchange(message)
-            except (Overrun, Internal) as error:
-                if not answer.done():
-                    answer.set_exception(error)
             except asyncio.CancelledError:
                 answer.cancel()
                 raise
+            except Exception as error:  # whatever it is, the next one is served
+                if not answer.done():
+                    answer.set_exception(error)
             else:
                 if not answer.done():
                     answer.set_result(told)
@@ -96,6 +96,9 @@ class Sandbox:
         except (EOFError, OSError):
             await self._kill()
             raise Overrun("used more memory or processor time than it may") from None
+        except Exception:
+            await self._kill()  # its answer, if one is under way, is not the next one's
+            raise
 
     async def _child(self) -> Process:
         if self._process is not None and not has_ended(self._process):
@@ -106,7 +109,7 @@ class Sandbox:
     async def _fresh(self, num_starts: int) -> Process:
         try:
             return await self._start()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, RuntimeError) as error:  # the last: no thread to wait for it
             await self._kill()
             if num_starts > 1 and not isinstance(error, TimeoutError):
                 return await self._fresh(num_starts - 1)

@@ -135,6 +135,25 @@ async def test_a_child_that_dies_while_it_starts_is_replaced(
     assert len(started) == 2
 
 
+async def test_a_failure_that_nobody_foresaw_harms_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchange = sandbox.exchange
+
+    async def failing(child: Process, message: bytes) -> bytes:
+        monkeypatch.setattr(sandbox, "exchange", exchange)
+        assert child.stdin is not None
+        child.stdin.write(sandbox.LENGTH.pack(len(message)) + message)
+        raise MemoryError
+
+    async with process() as child:
+        await child.render(USER)
+        monkeypatch.setattr(sandbox, "exchange", failing)
+        with pytest.raises(MemoryError):
+            await child.render([{"content": "another"}])
+        assert await child.render(USER) == "<s>é<b>"
+
+
 async def test_closing_ends_what_waits() -> None:
     async with process(ENDLESS) as child:
         waiting = asyncio.create_task(child.render(BAD))
