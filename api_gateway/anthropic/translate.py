@@ -64,7 +64,7 @@ def order_messages(body: Prompted, caller: Caller) -> Order:
         order,
         kind=Kind.MESSAGE,
         grammar_field=format_field(body),
-        show_reasoning=not (body.thinking and body.thinking.display == "omitted"),
+        show_reasoning=shows_thoughts(body),
     )
 
 
@@ -74,13 +74,25 @@ def is_begun(last: Message) -> bool:
 
 
 def effort_of(body: Prompted) -> Any:
-    """Return how much to think, None as the model does by itself."""
-    effort = body.output_config.effort if body.output_config else None
-    if not (body.thinking or effort):
-        return None
-    if body.thinking and body.thinking.type == "disabled":
+    """Return how much to think: not at all unless it is asked for, as Anthropic has it."""
+    if not wants_thoughts(body):
         return "none"
-    return effort or "high"
+    return (body.output_config.effort if body.output_config else None) or "high"
+
+
+def wants_thoughts(body: Prompted) -> bool:
+    return body.thinking is not None and body.thinking.type != "disabled"
+
+
+def shows_thoughts(body: Prompted) -> bool:
+    """Tell whether thoughts may be in the reply.
+
+    Clients that ask for none take its first block for the answer, and some models cannot be kept
+    from thinking.
+    """
+    if body.thinking is not None and wants_thoughts(body):
+        return body.thinking.display != "omitted"
+    return (body.chat_template_kwargs or {}).get("enable_thinking") is True
 
 
 def format_field(body: Prompted) -> str:

@@ -168,8 +168,8 @@ async def test_tools_that_may_not_be_called_are_not_shown(
 @pytest.mark.parametrize(
     ("thinking", "config", "expected"),
     [
-        (None, None, {}),
-        (None, {"effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        (None, None, {"enable_thinking": False}),
+        (None, {"effort": "low"}, {"enable_thinking": False}),
         ({"type": "disabled"}, {"effort": "low"}, {"enable_thinking": False}),
         ({"type": "disabled"}, None, {"enable_thinking": False}),
         ({"type": "enabled", "budget_tokens": 1024}, None,
@@ -180,7 +180,7 @@ async def test_tools_that_may_not_be_called_are_not_shown(
          {"enable_thinking": True, "reasoning_effort": "low"}),
     ],
 )  # fmt: skip
-async def test_thoughts(
+async def test_thoughts_come_when_they_are_asked_for(
     fake: FakeTokenizer, thinking: Any, config: Any, expected: dict[str, Any]
 ) -> None:
     fake.script = saying(("hm", 1), (" so", 1), ("Yes.", 0))
@@ -188,8 +188,8 @@ async def test_thoughts(
         whole = await both(client, ask(thinking=thinking, output_config=config))
     *thoughts, answer = whole["content"]
     shown = [{"type": "thinking", "thinking": "hm so", "signature": ""}]
-    is_omitted = bool(thinking) and thinking.get("display") == "omitted"
-    assert (thoughts, answer["text"]) == ([] if is_omitted else shown, "Yes.")
+    is_shown = expected["enable_thinking"] and thinking.get("display") != "omitted"
+    assert (thoughts, answer["text"]) == (shown if is_shown else [], "Yes.")
     assert json.loads(seen(fake).chat.template_kwargs_json or b"{}") == expected
     budget = (thinking or {}).get("budget_tokens")
     assert seen(fake).text.HasField("thinking_token_budget") == (budget is not None)
@@ -199,16 +199,19 @@ async def test_thoughts(
 async def test_values_for_the_template_stand_before_what_thinking_says(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
+    fake.script = saying(("hm", 1), ("Yes.", 0))
     given = {"enable_thinking": True, "a": 1}
     body = ask(thinking={"type": "disabled"}, chat_template_kwargs=given)
-    assert (await both(client, body))["content"]
+    thoughts, answer = (await both(client, body))["content"]
+    assert (thoughts["type"], answer["type"]) == ("thinking", "text")
     assert json.loads(seen(fake).chat.template_kwargs_json) == given
 
 
 async def test_a_thought_is_signed_before_it_ends(fake: FakeTokenizer) -> None:
     fake.script = saying(("hm", 1), ("Yes.", 0))
+    body = ask(stream=True, thinking={"type": "adaptive"})
     async with running(fake.address) as gateway, in_process(gateway) as client:
-        told = sent((await client.post(URL, json=ask(stream=True))).text)
+        told = sent((await client.post(URL, json=body)).text)
     kinds = [one.get("delta", {}).get("type", one["type"]) for one in told if "index" in one]
     assert kinds == [
         "content_block_start", "thinking_delta", "signature_delta", "content_block_stop",
