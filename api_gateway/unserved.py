@@ -13,7 +13,7 @@ from common.errors import InvalidRequest
 _NOTHING: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
-_IN_MEMORY: tuple[Any, ...] = (None, "in_memory", "in-memory")
+_RETENTION: tuple[Any, ...] = (None, "in_memory", "in-memory", "24h")  # at most so long
 
 ROUTING: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
@@ -75,7 +75,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "prompt_cache_retention": _IN_MEMORY,
+    "prompt_cache_retention": _RETENTION,
     "reasoning_format": (None, "auto", "deepseek"),
     "separate_reasoning": (None, True),
     "stream_reasoning": (None, True),
@@ -90,7 +90,7 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "moderation": _NOTHING,
     "previous_response_id": _NOTHING,
     "prompt": _NOTHING,
-    "prompt_cache_retention": _IN_MEMORY,
+    "prompt_cache_retention": _RETENTION,
     "service_tier": (None, "auto", "default"),
     "store": _OFF,
 }

@@ -407,6 +407,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 0, "max_tokens": 1, "top_p": 1}),
     (COMPLETIONS, {"num_beams": 1, "thinking_token_budget": None}),
     (CHAT, {"prompt_cache_retention": "in_memory", "thinking": None}),
+    (CHAT, {"prompt_cache_retention": "24h"}),
     (
         CHAT,
         {
