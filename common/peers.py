@@ -16,14 +16,14 @@ from common.rpc import channel, resolve
 
 log = logging.getLogger(__name__)
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
-RESOLVE_EVERY_S = 2.0
-"""A name may come to stand for other replicas."""
+RESOLVE_EVERY_S = 2.0  # a name may come to stand for other replicas
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+BEAT_S = 2.0
+"""At least so often each side that is listened to says something, if it has nothing to say too."""
 SILENT_AFTER_S = 10.0
-"""Every tier tells its state several times a second; this long without a word, it hangs."""
+"""This long without a word, the other side hangs."""
 LOOKS = 4
-"""In so many parts that time is counted: one in which we were stopped ourselves says nothing of
-the other side, whose words wait to be read."""
+"""In so many parts: one in which we were stopped says nothing of who spoke meanwhile."""
 
 
 class Breach(Exception):
@@ -84,7 +84,10 @@ class Peers:
         """Follow the names until cancelled, then close every stream."""
         try:
             while True:
-                self._follow(await resolve(self._addresses))
+                try:
+                    self._follow(await resolve(self._addresses))
+                except Exception:  # the streams that are open do not need it
+                    log.exception("cannot follow the names", extra={"names": self._addresses})
                 await asyncio.sleep(RESOLVE_EVERY_S)
         finally:
             for task in self._tasks.values():
@@ -96,6 +99,11 @@ class Peers:
         return sorted(self._tasks.keys() - self._open)
 
     def _follow(self, found: set[str]) -> None:
+        for address, task in list(self._tasks.items()):
+            if task.done():  # a fault of ours: say so, and dial again
+                error = None if task.cancelled() else task.exception()
+                log.error("stream given up", extra={"address": address}, exc_info=error)
+                del self._tasks[address]
         for address in sorted(found - self._tasks.keys()):
             self._tasks[address] = asyncio.create_task(self._keep_connected(address))
         if found:  # no name at all says more of the names' server than of the peers

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from common.peers import BEAT_S
 from protos.common_pb2 import EngineState, Query, SessionOpened
 from protos.tokenizer_pb2 import (
     AskReply,
@@ -61,10 +62,18 @@ class Outbox:
         self._states[state.engine] = state
         self._has_pending.set()
 
+    async def beat(self) -> None:
+        """Say something now and then, whoever below is silent: a gateway gives up who is not."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._has_pending.set()
+
     async def take(self) -> list[TextMessage]:
         """Wait for something to send and return all of it."""
         await self._has_pending.wait()
         self._has_pending.clear()
+        if not (self._bulks or self._batches or self._states):
+            return [TextMessage(batch=TextBatch())]  # a beat
         messages = [TextMessage(bulk=bulk) for bulk in self._bulks]
         if self._batches:
             messages.append(TextMessage(batch=merged(self._batches)))
@@ -92,11 +101,11 @@ class TokenizerService(TokenizerServicer):
         outbox = Outbox()
         session = self._pipeline.open_session(outbox.put, outbox.put_bulk)
         log.info("gateway connected", extra={"peer": context.peer(), "session": session})
-        writer: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             opened = SessionOpened(session=session, models=self._pipeline.models())
             await context.write(TextMessage(opened=opened))
-            writer = asyncio.create_task(write_all(outbox, context))
+            tasks = [asyncio.create_task(do) for do in (write_all(outbox, context), outbox.beat())]
             self._states.join(outbox.put_state)
             async for message in request_iterator:
                 if message.session == session:
@@ -104,8 +113,8 @@ class TokenizerService(TokenizerServicer):
         finally:
             self._states.leave(outbox.put_state)
             self._pipeline.close_session(session)
-            if writer is not None:
-                writer.cancel()
+            for task in tasks:
+                task.cancel()
             log.info("gateway gone", extra={"session": session})
 
     def _take(self, session: int, message: GatewayMessage) -> None:

@@ -118,7 +118,7 @@ async def test_a_tokenizer_that_says_nothing_any_more_counts_as_lost(
     fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its threads may answer gRPC's pings while its event loop hangs."""
-    monkeypatch.setattr(peers, "SILENT_AFTER_S", 0.1)
+    monkeypatch.setattr(peers, "SILENT_AFTER_S", 0.5)
     fake.script = None
     async with running(fake.address) as gateway, in_process(gateway) as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=completion(stream=True)))

@@ -29,6 +29,7 @@ from protos.tokenizer_pb2 import (
 from protos.tokenizer_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
 from protos.words import NO_ENGINE
 from tests.support.fake_engine import FakeEngine, finish, ids_of, ready_state, token_batch
+from tokenizer_service import service as service_module
 from tokenizer_service.engines import GrpcEngine, engine_peers
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
@@ -267,6 +268,17 @@ async def test_a_silent_engine_counts_as_lost(
         await gateway.ready()
         lost = await gateway.until(lambda m: list(m.state.reasons) == ["connection lost"])
         assert lost[-1].state.engine == "fake" and not lost[-1].state.ready
+
+
+async def test_a_tier_whose_engine_is_silent_is_not_silent_itself(
+    tiny_folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gateways must not give up a tokenizer for the engine behind it."""
+    monkeypatch.setattr(service_module, "BEAT_S", 0.05)
+    async with tier(tiny_folder, [engine]) as told:
+        gateway = await told.gateway()
+        await gateway.ready()
+        assert len(await gateway.until(lambda m: m == TextMessage(batch=TextBatch()))) == 1
 
 
 async def test_a_tier_that_was_stopped_itself_does_not_blame_the_engine(

@@ -1,0 +1,88 @@
+"""Who keeps the streams outlives what goes wrong with names and with a stream's own task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from common import peers
+from common.peers import Peers, Stream
+
+
+class Opened:
+    """The first message of a stream, as far as it is looked at."""
+
+    opened = type("Session", (), {"session": 1})
+
+    def WhichOneof(self, group: str) -> str:
+        return "opened"
+
+
+class Call:
+    """A stream that opens."""
+
+    async def read(self) -> Any:
+        return Opened()
+
+    def cancel(self) -> None: ...
+
+
+async def test_a_failure_to_look_names_up_ends_no_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = 0
+    over = asyncio.Event()
+
+    async def resolve(names: str) -> set[str]:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            over.set()
+        if looks > 1:
+            raise RuntimeError("can't start new thread")
+        return {"127.0.0.1:1"}
+
+    async def converse(stream: Stream, opened: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(peers, "resolve", resolve)
+    monkeypatch.setattr(peers, "RESOLVE_EVERY_S", 0.01)
+    kept = Peers("engine", "e:1", lambda line: Call(), converse)
+    running = asyncio.create_task(kept.run())
+    async with asyncio.timeout(10):
+        await over.wait()
+    assert kept.unreachable() == [] and not running.done()
+    assert "cannot follow the names" in caplog.text
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_address_whose_task_has_ended_is_dialled_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = 0
+    again = asyncio.Event()
+
+    async def resolve(names: str) -> set[str]:
+        return {"127.0.0.1:1"}
+
+    async def converse(stream: Stream, first: Any) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            raise asyncio.CancelledError
+        again.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(peers, "resolve", resolve)
+    monkeypatch.setattr(peers, "RESOLVE_EVERY_S", 0.01)
+    with caplog.at_level(logging.ERROR):
+        running = asyncio.create_task(Peers("engine", "e:1", lambda line: Call(), converse).run())
+        async with asyncio.timeout(10):
+            await again.wait()
+    assert "stream given up" in caplog.text
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
