@@ -66,12 +66,17 @@ def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
     if is_lenient:
         drop_unknown(raw, shape_of(cls))
         drop_beside_texts(raw.get("messages"))
+    return read(raw, cls)
+
+
+def read(raw: dict[str, Any], cls: type[R]) -> R:
+    """Return the request in a JSON object; unknown fields that are null ask for nothing."""
     try:
         return converted(raw, cls)
     except InvalidRequest as error:
         if error.code != UNKNOWN:
             raise
-    drop_unknown(raw, shape_of(cls), nulls_only=True)  # they ask for nothing
+    drop_unknown(raw, shape_of(cls), nulls_only=True)
     return converted(raw, cls)
 
 

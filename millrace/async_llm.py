@@ -20,7 +20,7 @@ from millrace.in_process import open_in_process
 from millrace.options import ModelOptions
 from millrace.outputs import EmbeddingOutput, RequestOutput
 from millrace.params import SamplingParams
-from millrace.plain_values import check_request_id, check_seed
+from millrace.plain_values import check_request_id, plain_seed
 from millrace.prompts import Messages, Prompt, asked, embed_request
 from millrace.remote import open_remote
 from protos import common_pb2
@@ -60,7 +60,7 @@ class AsyncLLM:
         """
         if url is not None and not isinstance(url, str):
             raise InvalidRequest(f"url must be a string, got {url!r}", param="url")
-        check_seed(seed)
+        seed = plain_seed(seed)
         allowed = ModelOptions.__annotations__ if url is None else ()
         for name in options:
             if name not in allowed:

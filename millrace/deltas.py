@@ -25,6 +25,7 @@ class Deltas:
     ) -> None:
         self._client = client
         self._prompt = prompt
+        self._given_ids = given_ids(prompt)
         self._params = params
         self._asked = asked
         self._num_open = params.n
@@ -48,8 +49,7 @@ class Deltas:
         whole = RequestOutput(
             request_id=self._request_id,
             prompt=prompt_text(self._prompt),
-            prompt_token_ids=given_ids(self._prompt)
-            or self._client.prompt_token_ids(self._request_id),
+            prompt_token_ids=self._given_ids or self._client.prompt_token_ids(self._request_id),
             outputs=[output],
             finished=self._num_open == 0,
         )

@@ -1,6 +1,6 @@
 """SamplingParams: how an answer is drawn and when it ends, with the names of the server's API.
 
-Checked against the same table of limits as the two doors of the server. A field left None takes
+Read by the reader of the server's bodies, so that both refuse the same. A field left None takes
 what the model folder's generation_config.json says, then the neutral value: as on the server.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
-from api_gateway.parsing import converted, offences
+from api_gateway.parsing import offences, read
 from api_gateway.schema import CompletionRequest
 from api_gateway.structure import grammar_of
 from api_gateway.translate import Caller, text_request
@@ -18,6 +19,8 @@ from api_gateway.validation import check_completion
 from millrace.plain_values import as_json, invalid, plain
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
+
+FORMS = ("response_format", "structured_outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,25 +84,33 @@ class SamplingParams:
     """With n_keep: turn the keys in place instead of computing them again. Inexact."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    body: CompletionRequest = field(init=False, repr=False, compare=False)
-    """The same as the server reads it."""
 
     def __post_init__(self) -> None:
-        given = {}
-        for each in filter(lambda each: each.init, fields(self)):
-            value = plain(getattr(self, each.name))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in FORMS:
+                value = plain(value)
             if value is None and each.name != "max_tokens":
                 made = each.default_factory
                 value = plain(each.default if made is MISSING else made())
             object.__setattr__(self, each.name, value)
-            if value is not None or each.name == "max_tokens":
-                given[each.name] = value
-        object.__setattr__(self, "body", body_of(given))
+        body = self.body
+        for each in fields(self):
+            if isinstance(getattr(self, each.name), float):  # 2.0 may stand for 2
+                object.__setattr__(self, each.name, getattr(body, each.name))
+
+    @cached_property
+    def body(self) -> CompletionRequest:
+        """The same as the server reads it; raises InvalidRequest."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        given = {name: value for name, value in named if value is not None}
+        return body_of({"max_tokens": None, **given})
 
     def request(self, info: ModelInfo, request_id: str, seed: int) -> TextRequest:
         """Return the request without its prompt; `seed` is used when none is set here."""
         body = self.body
         request = text_request(body, Caller(request_id, "", info), body.logprobs)
+        request.limits.ClearField("cache_salt")  # nobody else is here
         if body.seed is None:
             request.sampling.seed = seed
         if (grammar := grammar_of(body, None)) is not None:
@@ -112,13 +123,13 @@ def body_of(given: Mapping[str, Any]) -> CompletionRequest:
     raw = {"model": "", "prompt": "", **given}
     if isinstance(raw.get("logit_bias"), dict):  # JSON has no numbers for keys
         raw["logit_bias"] = {str(key): bias for key, bias in raw["logit_bias"].items()}
-    for name in ("response_format", "structured_outputs"):
+    for name in FORMS:
         if name in raw:
             raw[name] = as_json(name, raw[name])
     match raw.get("response_format"):
         case {"json_schema": dict(wanted)}:
             wanted.setdefault("name", "schema")  # only the server's clients need one
-    body = converted(raw, CompletionRequest)
+    body = read(raw, CompletionRequest)
     check_completion(body)
     for path in offences(raw):  # of a text: numbers have been checked
         raise invalid(path, "is not Unicode text")

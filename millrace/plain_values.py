@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from api_gateway.checks import check_bound
@@ -17,18 +18,26 @@ def invalid(param: str, message: str) -> InvalidRequest:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with NumPy's numbers as Python's, and its collections as lists and dicts."""
-    if isinstance(value, bool | str | bytes):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
+    """Return NumPy's numbers as Python's, and a collection of them as a list or a dict."""
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
+        return one(value)
     if isinstance(value, Mapping):
-        return {plain(key): plain(inner) for key, inner in value.items()}
+        return {key: one(inner) for key, inner in value.items()}
     if isinstance(value, Collection):
-        return [plain(inner) for inner in value]
-    return value
+        return [one(inner) for inner in value]
+    return one(value)
+
+
+def one(value: Any) -> Any:
+    """Return a number of any kind as Python's, all else as it is."""
+    if isinstance(value, bool | str):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        if getattr(value, "ndim", None) == 0:  # NumPy's, and what follows it
+            return value.item()
+        return float(value) if isinstance(value, Real) else value
 
 
 def as_json(name: str, value: Any) -> Any:
@@ -54,9 +63,10 @@ def check_request_id(request_id: str) -> None:
     check_unicode("request_id", request_id)
 
 
-def check_seed(seed: Any) -> None:
-    """Raise InvalidRequest unless `seed` is None or may be a seed."""
-    seed = plain(seed)
+def plain_seed(seed: Any) -> int | None:
+    """Return a seed as Python's number; raise InvalidRequest unless it may be one."""
+    seed = one(seed)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise invalid("seed", f"must be a whole number, got {seed!r}")
     check_bound("seed", seed)
+    return seed

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from api_gateway.parsing import converted
+from api_gateway.parsing import read
 from api_gateway.schema import ChatRequest
 from api_gateway.structure import grammar_of
 from api_gateway.tools import ToolPlan, plan_tools
@@ -126,9 +126,10 @@ def _asked_chat(
     if unknown := sorted(map(str, set(prompt) - CHAT_OPTIONS - {"messages"})):
         known = sorted(CHAT_OPTIONS)
         raise InvalidRequest(f"unknown chat options {unknown}; known: {known}", param=unknown[0])
-    body = converted(as_json("messages", {**prompt, "model": info.id}), ChatRequest)
+    body = read(as_json("messages", {**prompt, "model": info.id}), ChatRequest)
     body.response_format = params.body.response_format
     body.structured_outputs = params.body.structured_outputs
+    body.n_keep = params.body.n_keep  # which a budget of thoughts excludes
     check_chat(body)
     plan = plan_tools(body, info)
     if (grammar := grammar_of(body, plan)) is not None:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import Cancelled, InvalidRequest, ServiceError
@@ -194,7 +195,7 @@ def test_seeds(llm: LLM) -> None:
 def test_a_seeded_run_is_repeatable(tiny: Path) -> None:
     runs = []
     for _ in range(2):
-        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, seed=7) as llm:
+        with LLM(tiny, kv_cache_memory=KV_CACHE_MEMORY, seed=np.int64(7)) as llm:
             runs.append([ids(output) for output in llm.generate(["a", "a", "b"])])
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]

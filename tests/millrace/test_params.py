@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from millrace.params import SamplingParams
 from protos.common_pb2 import ModelInfo
 
 INFO = ModelInfo(id="m")
+CYCLE: dict[str, Any] = {}
+CYCLE["inner"] = CYCLE
 POINT = {"properties": {"x": {"format": "password"}}}
 
 
@@ -75,6 +77,8 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("structured_outputs", {"json": {"const": 2**53 + 1}}, "structured_outputs.json: 9007199"),
         ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs takes exactly"),
         ("structured_outputs", {"json": object()}, "structured_outputs must be what JSON can say"),
+        ("structured_outputs", {"json": CYCLE}, "structured_outputs must be what JSON can say"),
+        ("logit_bias", {(1, 2): 1}, "logit_bias: '(1, 2)' is not a token id"),
         ("structured_outputs", {"choice": []}, "structured_outputs.choice is empty"),
         ("structured_outputs", {"regex": "a" * 65_537}, "structured_outputs.regex has over"),
     ],
@@ -95,8 +99,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
         max_tokens=3, seed=2**64 - 1, top_k=-1, stop_token_ids=[5, 6], allowed_token_ids=[7]
     )
     assert params == plain and type(params.max_tokens) is int
-    assert SamplingParams(max_tokens=np.float64(3)).body.max_tokens == 3
+    for whole in (np.float64(3), np.array(3), 3.0):
+        assert (params := SamplingParams(n=whole)).n == 3 and type(params.n) is int
     assert SamplingParams(temperature=np.float32(0.5)).temperature == 0.5
+    given = {"stop_token_ids": np.array([5]), "temperature": np.array(0.5), "ignore_eos": np.True_}
+    one = SamplingParams(**given)
+    assert (one.stop_token_ids, one.temperature, one.ignore_eos) == ([5], 0.5, True)
 
 
 def test_params_can_be_copied_compared_and_sent() -> None:
@@ -104,6 +112,7 @@ def test_params_can_be_copied_compared_and_sent() -> None:
     again = pickle.loads(pickle.dumps(params))  # noqa: S301
     assert again == params == copy.deepcopy(params) and again.body == params.body
     assert replace(params, n=2).body.n == 2
+    assert SamplingParams(**asdict(params)) == params
 
 
 def test_none_asks_for_the_default() -> None:
@@ -121,6 +130,12 @@ def test_what_is_unset_is_left_to_the_model_folder() -> None:
     assert SamplingParams().request(INFO, "r", 1).limits.max_tokens == 16
     assert not SamplingParams(max_tokens=None).request(INFO, "r", 1).limits.HasField("max_tokens")
     assert not SamplingParams().request(INFO, "r", 1).limits.HasField("logprobs")
+
+
+def test_unknown_fields_that_are_null_ask_for_nothing() -> None:
+    """As `model_dump` of others' types writes them."""
+    params = SamplingParams(response_format={"type": "json_object", "other": None})
+    assert params.request(INFO, "r", 1).text.grammar.text == "{}"
 
 
 def test_every_field_reaches_its_tier() -> None:

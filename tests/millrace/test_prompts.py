@@ -75,6 +75,23 @@ def test_bad_chats_are_refused(options: dict[str, Any], message: str) -> None:
         chat(**options)
 
 
+def test_unknown_fields_of_messages_that_are_null_ask_for_nothing() -> None:
+    said = {"role": "user", "content": "Hi", "other": None}
+    found = asked({"messages": [said]}, SamplingParams(), INFO, "r", 1).request
+    assert b"other" not in found.chat.messages_json
+
+
+def test_a_budget_of_thoughts_excludes_a_context_that_moves() -> None:
+    prompt = {"messages": MESSAGES, "thinking_token_budget": 5}
+    with pytest.raises(InvalidRequest, match="thinking_token_budget excludes n_keep"):
+        asked(prompt, SamplingParams(n_keep=4), INFO, "r", 1)
+
+
+def test_vectors_and_answers_share_the_prefix_cache() -> None:
+    answer = asked("Hi", SamplingParams(), INFO, "r", 1).request
+    assert answer.limits.cache_salt == embed_request("Hi", INFO, "r", None).limits.cache_salt
+
+
 def test_ids_may_be_an_array() -> None:
     prompt = {"prompt_token_ids": np.array([1, 258])}
     found = asked(prompt, SamplingParams(), INFO, "r", 1).request
