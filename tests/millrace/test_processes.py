@@ -19,6 +19,7 @@ from millrace.processes import (
     listener,
     send,
 )
+from tests.support.stack import eventually
 
 
 def test_a_pid_with_another_start_time_is_another_process() -> None:
@@ -64,6 +65,7 @@ def test_only_marked_processes_are_killed() -> None:
         subprocess.Popen(["sleep", "1000"], env={**os.environ, child.MARK: run})
         for run in ("cafe", "cafe1")
     )
+    eventually(lambda: bool(child.marked("cafe") and child.marked("cafe1")))  # seen late, if new
     assert child.marked("cafe") == [marked.pid]
     assert child.kill_marked("cafe") == 1
     assert marked.wait(5) == -signal.SIGKILL
