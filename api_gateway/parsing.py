@@ -81,6 +81,7 @@ def read(raw: dict[str, Any], cls: type[R]) -> R:
 
 
 def converted(raw: dict[str, Any], cls: type[R]) -> R:
+    """Return the request; raise InvalidRequest for any field that is not known."""
     for name in raw:
         if name not in cls.__struct_fields__:
             raise unknown_field(name, name, cls.__struct_fields__)

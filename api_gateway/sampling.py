@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from api_gateway.schema import Fields
 from protos import limits
@@ -42,7 +41,7 @@ def sampling(body: Fields) -> SamplingParams:
     return params
 
 
-def xtc_of(fields: Any) -> Xtc | None:
+def xtc_of(fields: Fields) -> Xtc | None:
     """Return the stage that `fields` ask for by the API's names; None = off. So do the next two."""
     if not fields.xtc_probability:
         return None
@@ -50,7 +49,7 @@ def xtc_of(fields: Any) -> Xtc | None:
     return Xtc(probability=fields.xtc_probability, threshold=threshold)
 
 
-def dry_of(fields: Any) -> Dry | None:
+def dry_of(fields: Fields) -> Dry | None:
     last_n = int(either(fields.dry_penalty_last_n, limits.DRY_DEFAULTS["dry_penalty_last_n"]))
     if not fields.dry_multiplier or not last_n:
         return None
@@ -63,7 +62,7 @@ def dry_of(fields: Any) -> Dry | None:
     )
 
 
-def dry_breakers(fields: Any) -> list[str]:
+def dry_breakers(fields: Fields) -> list[str]:
     """Return the strings that end a repetition; the text tier makes ids of them."""
     if not fields.dry_multiplier:
         return []

@@ -49,7 +49,7 @@ class Sandbox:
         self._loop: asyncio.Task[None] | None = None
 
     async def ask(self, message: bytes) -> bytes:
-        """Return the child's answer; raise Overrun."""
+        """Return the child's answer; raise Overrun, Internal when no child starts."""
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -111,7 +111,7 @@ class Sandbox:
             return await self._start()
         except (EOFError, OSError, RuntimeError) as error:  # the last: no thread to wait for it
             await self._kill()
-            if num_starts > 1 and not isinstance(error, TimeoutError):
+            if num_starts > 1 and not isinstance(error, TimeoutError | RuntimeError):
                 return await self._fresh(num_starts - 1)
             raise Internal(f"the process of {self._module} does not start: {error!r}") from error
 

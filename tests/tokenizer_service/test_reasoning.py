@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from protos.columns import unpack
 from tests.tokenizer_service.conftest import reference_tokenizer
 from tokenizer_service.reasoning import (
     ANSWER,
@@ -113,7 +114,7 @@ def test_no_chunking_of_tokens_changes_the_texts(tiny_tokenizer: Tokenizer, seed
     text = "".join(generator.choices(ALPHABET, k=generator.randint(1, 14)))
     if generator.random() < 0.6:
         text = f"<think>{text}"
-    whole = memoryview(tiny_tokenizer.encode(text, add_special_tokens=False)).cast("I").tolist()
+    whole = unpack(tiny_tokenizer.encode(text, add_special_tokens=False)).tolist()
     ids = [i for t in text for i in t.encode()] if generator.random() < 0.4 else whole
     place = generator.choice([Place.START, Place.PROMPTED, Place.THOUGHTS, Place.CLOSED])
     stops = StopStrings(generator.choice([(), ("END",), ("</think>\n",)]), include=seed % 2 == 0)
@@ -158,7 +159,7 @@ def test_real_vocabularies_whole_tags_and_spelled_ones(
     parts = ["<think>", "\nwell, 你好…\n", "</think>", "\n\nHello!"]
     texts = parts if one_token else [char for part in parts for char in part]
     column = b"".join(tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    ids = memoryview(column).cast("I").tolist()
+    ids = unpack(column).tolist()
     segments, num = streamed(tokenizer, ids, range(1, len(ids)), Place.START, StopStrings(()))
     assert (told(segments, REASONING), told(segments, ANSWER)) == ("well, 你好…", "Hello!")
     assert num == sum(s.num_tokens for s in segments if s.channel == REASONING) or not one_token
