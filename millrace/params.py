@@ -110,7 +110,7 @@ class SamplingParams:
         """Return the request without its prompt; `seed` is used when none is set here."""
         body = self.body
         request = text_request(body, Caller(request_id, "", info), body.logprobs)
-        request.limits.ClearField("cache_salt")  # nobody else is here
+        request.limits.ClearField("cache_salt")  # as vectors: one prefix cache
         if body.seed is None:
             request.sampling.seed = seed
         if (grammar := grammar_of(body, None)) is not None:
