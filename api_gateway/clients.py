@@ -18,11 +18,11 @@ from api_gateway.sessions import Choice
 from api_gateway.watch import CANCELLED
 from common.errors import NotFound, ServiceError, Unavailable
 from common.peers import Peers, Stream
+from protos import limits
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
-from protos.limits import MAX_ATTEMPTS, attempts, waits
 from protos.tokenizer_pb2 import CancelRequest
 from protos.tokenizer_pb2_grpc import TokenizerStub
-from protos.words import REPLICA_LOST, STALE_S
+from protos.words import ATTEMPTS_EXHAUSTED, STALE_S
 
 log = logging.getLogger(__name__)
 WAIT_TIMEOUT_S = 5.0
@@ -30,6 +30,8 @@ WAIT_TIMEOUT_S = 5.0
 REPLAY_TIMEOUT_S = 60.0
 """The same of a job that was lost."""
 CANCEL_TIMEOUT_S = 3.0
+RETRY_S = 0.1
+"""Between looks for a place for the jobs that wait for one."""
 
 
 class TextClients:
@@ -43,6 +45,7 @@ class TextClients:
         )
         self._links: dict[str, Link] = {}  # by address
         self._waiting: dict[Job, None] = {}
+        self._retry: asyncio.TimerHandle | None = None
         self._connected = asyncio.Event()
         self._known: set[str] = set()  # names of models that were served here
         self._task: asyncio.Task[None] | None = None
@@ -83,7 +86,9 @@ class TextClients:
         Raises NotFound, or Unavailable when nobody came.
         """
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._connected.wait(), WAIT_TIMEOUT_S)
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                while not self._links:  # one that came may be gone by now
+                    await self._connected.wait()
         models = self.models()
         for info in models:
             if name is None or name == info.id or name in info.aliases:
@@ -156,8 +161,8 @@ class TextClients:
 
     def _place(self, job: Job) -> bool:
         """Send `job` to the best link; return False when there is none."""
-        now = time.monotonic()
-        links = [link for link in self.links() if link.serves(job.model)]
+        now, heard_after_s = time.monotonic(), job.heard_after_s
+        links = [k for k in self.links() if k.serves(job.model) and k.heard_s >= heard_after_s]
         if not links:
             return False
         link = min(links, key=lambda k: (not k.is_ready(now, STALE_S), len(k.demux.choices)))
@@ -172,6 +177,19 @@ class TextClients:
         loop = asyncio.get_running_loop()
         self._waiting[job] = None
         job.expiry = loop.call_later(timeout_s, self._expire, job)
+        if self._retry is None:
+            self._retry = loop.call_later(RETRY_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._retry = None
+        self._place_waiting()
+        if self._waiting:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._look_again)
+
+    def _place_waiting(self) -> None:
+        for job in list(self._waiting):
+            if self._place(job):
+                self._unhold(job)
 
     def _unhold(self, job: Job) -> None:
         self._waiting.pop(job, None)
@@ -184,25 +202,26 @@ class TextClients:
         fail(job, Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1))
 
     def _replay(self, job: Job, choices: list[Choice], heard_s: float = 0.0) -> None:
-        """Run `choices` again from where they are, on whichever link there is.
+        """Run `choices` again from where they are, on a link that speaks after the loss.
 
         `heard_s`: when a tokenizer that was lost spoke for the last time.
         """
         most = max(choice.num_tokens - choice.num_at_send for choice in choices)
         sent_s = max(choice.sent_s for choice in choices)
-        job.num_waits = waits(job.num_waits, most, sent_s, heard_s)
-        job.attempt = max(1, job.attempt) if job.num_waits else attempts(job.attempt, most)
+        job.num_waits = limits.waits(job.num_waits, most, sent_s, heard_s)
+        job.attempt = max(1, job.attempt) if job.num_waits else limits.attempts(job.attempt, most)
         job.num_replays += 1
+        job.heard_after_s = time.monotonic() + limits.AFTERMATH_S
         log.warning(
             "replay",
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
-        if job.attempt >= MAX_ATTEMPTS:
-            fail(job, Unavailable(f"lost {MAX_ATTEMPTS} times", code=REPLICA_LOST))
+        if job.attempt >= limits.MAX_ATTEMPTS:
+            fail(job, Unavailable(limits.given_up(job.attempt), code=ATTEMPTS_EXHAUSTED))
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])
-        elif not self._place(job):
+        else:
             self._hold(job, REPLAY_TIMEOUT_S)
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────
@@ -212,9 +231,7 @@ class TextClients:
         try:
             self._known |= {name for info in link.models for name in (info.id, *info.aliases)}
             self._connected.set()
-            for job in list(self._waiting):
-                if self._place(job):
-                    self._unhold(job)
+            self._place_waiting()
             await link.converse()
         finally:
             self._lose(self._links.pop(stream.address))

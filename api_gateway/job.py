@@ -22,7 +22,7 @@ class Job:
 
     `link` is where it runs now; None while it waits for a tokenizer. `attempt` counts losses
     under which it got no further, `num_waits` those in a row that found it waiting, `num_replays`
-    all of them.
+    all of them. A tokenizer must have spoken at `heard_after_s` or later to be given it.
     """
 
     def __init__(self, requests: Sequence[TextRequest], deadline_s: float | None = None) -> None:
@@ -33,6 +33,7 @@ class Job:
         self.attempt = 0
         self.num_replays = 0
         self.num_waits = 0
+        self.heard_after_s = 0.0  # on the monotonic clock
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []

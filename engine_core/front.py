@@ -190,6 +190,10 @@ class Front(EngineServicer):
 
     def replica_ready(self, replica: Replica) -> None:
         """Give a new replica what was held for want of one."""
+        self._place_held()
+        self.announce()
+
+    def _place_held(self) -> None:
         for add in self._held.release(self._fleet.clock()):
             caller = self.sessions[add.session]
             slots = slots_of(add)
@@ -199,7 +203,6 @@ class Front(EngineServicer):
             self._place(caller, add)
             for slot in paused:
                 self._hold_back(caller, slot, is_paused=True)
-        self.announce()
 
     def replica_lost(self, replica: Replica, told: ReplicaLost) -> None:
         """End all that ran or waited there; whoever holds the tokens replays it elsewhere."""
@@ -234,13 +237,15 @@ class Front(EngineServicer):
             caller.tell(state)
 
     async def tick(self) -> None:
-        """Announce and let held requests expire, for ever."""
+        """Announce, let held requests expire, and place them once a replica speaks; for ever."""
         while True:
             await asyncio.sleep(HELD_INTERVAL_S if len(self._held) else STATE_INTERVAL_S)
             for number, slot in self._held.overdue(self._fleet.clock()):
                 self._held.drop(number, slot)
                 late = Problem("", "", reason=FinishReason.DEADLINE)
                 self._end(self.sessions[number], [slot], late)
+            if self._fleet.pick() is not None:
+                self._place_held()
             self.announce()
 
     async def drain(self, timeout_s: float) -> None:

@@ -36,6 +36,11 @@ class Replica:
         self.num_live = 0
         """Slots that the front has sent it and not yet seen the end of."""
 
+    def is_silent(self, now: float) -> bool:
+        """Return whether its scheduler, or a worker of it, said nothing for a while: it may die."""
+        worker_s = self.state.worker_age_s if self.state is not None else 0.0
+        return now - self.heard_at + worker_s >= MAX_SILENCE_S
+
     def troubles(self, now: float, step_budget_s: float) -> list[str]:
         """Return why no request should count on this replica; empty = it makes progress."""
         name, state = f"replica {self.number}", self.state
@@ -76,8 +81,12 @@ class Fleet:
         return [r for r in self.ready() if not r.troubles(now, self._step_budget_s)]
 
     def pick(self) -> Replica | None:
-        """Return the least loaded replica, a healthy one if there is any; None when none is up."""
-        candidates = self.healthy() or self.ready()
+        """Return the least loaded replica, a healthy one if any; None when none is up and speaks.
+
+        One that is silent may be lost with all it has got: better to wait for it than in it.
+        """
+        now = self.clock()
+        candidates = self.healthy() or [r for r in self.ready() if not r.is_silent(now)]
         return min(candidates, key=lambda replica: replica.num_live, default=None)
 
     def reasons(self) -> list[str]:

@@ -111,6 +111,9 @@ PROOF_S = 1.0
 """If a tier still spoke so long after it was sent a request, that was not what killed it."""
 MAX_WAITS = 8
 """Losses in a row that may count as waiting: a request that kills slowly looks the same."""
+AFTERMATH_S = 0.1
+"""What is lost goes to one that spoke so long after the loss: another may have died with it, and
+what that one said before may be unread."""
 
 
 def attempts(before: int, num_tokens: int) -> int:
@@ -130,6 +133,11 @@ def waits(before: int, num_tokens: int, sent_s: float, heard_s: float) -> int:
     """
     has_waited = num_tokens == 0 and heard_s - sent_s >= PROOF_S
     return before + 1 if has_waited and before < MAX_WAITS else 0
+
+
+def given_up(attempt: int) -> str:
+    """Say why what was lost so often has ended; the code beside it is ATTEMPTS_EXHAUSTED."""
+    return f"lost {attempt} times under way; it is not tried again"
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

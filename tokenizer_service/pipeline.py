@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from common.errors import (
     ServiceError,
     Unavailable,
 )
+from protos import limits
 from protos.common_pb2 import (
     ABORTED,
     DEADLINE,
@@ -34,7 +36,6 @@ from protos.common_pb2 import (
     QueryAnswer,
 )
 from protos.engine_pb2 import Bulk, TokenBatch
-from protos.limits import MAX_ATTEMPTS
 from protos.tokenizer_pb2 import (
     AskReply,
     ConvertReply,
@@ -44,6 +45,7 @@ from protos.tokenizer_pb2 import (
     TextBulk,
     TextRequest,
 )
+from protos.words import ATTEMPTS_EXHAUSTED
 from tokenizer_service.bulks import BulkText
 from tokenizer_service.conversion import convert
 from tokenizer_service.metrics import TokenizerMetrics
@@ -282,6 +284,7 @@ class TextPipeline:
         """Turn one engine step into one TextBatch per session that it concerns."""
         seat = self.seats.of(link)
         if seat is not None:
+            self.seats.heard(seat)
             self._decoder.decode(seat, batch)
 
     def on_bulk(self, link: EngineLink, bulk: Bulk) -> None:
@@ -301,13 +304,12 @@ class TextPipeline:
     # ── replay ───────────────────────────────────────────────────────────────────────────────
 
     def _replay(self, step: StepText, seat: EngineSeat, choice: Choice, is_crash: bool) -> None:
-        """Send a choice again, with all it holds, to any ready engine; to `seat` only after news.
+        """Send a choice again, with all it holds, to any ready engine that speaks after the loss.
 
         `is_crash` counts as an attempt where it got no further; to have waited does not, nor to be
         refused while engines come back.
         """
         seat.live.pop(choice.engine_slot, None)
-        seat.is_suspect = True
         choice.seat = None
         if not choice.is_open:
             return
@@ -319,6 +321,7 @@ class TextPipeline:
             self._metrics.replays.inc()
             name = {"request_id": choice.ticket.request.request_id, "choice": choice.index}
             log.warning("replay", extra={**name, "attempt": choice.attempt})
+        choice.heard_after_s = time.monotonic() + limits.AFTERMATH_S
         if choice.replay_until_s is None:
             choice.replay_until_s = asyncio.get_running_loop().time() + self._replay_timeout_s
         self._spawn(choice.ticket, self._resend(choice, choice.replay_until_s))
@@ -326,10 +329,10 @@ class TextPipeline:
     async def _resend(self, choice: Choice, until_s: float) -> None:
         self._num_replaying += 1
         try:
-            if choice.attempt >= MAX_ATTEMPTS:
-                raise Unavailable(f"the engine was lost {choice.attempt} times on this request")
+            if choice.attempt >= limits.MAX_ATTEMPTS:
+                raise Unavailable(limits.given_up(choice.attempt), code=ATTEMPTS_EXHAUSTED)
             wait_s = until_s - asyncio.get_running_loop().time()
-            seat = await self.seats.ready(max(0.0, wait_s))
+            seat = await self.seats.ready(max(0.0, wait_s), choice.heard_after_s)
             remaining_ms = choice.ticket.remaining_ms()
             if choice.is_open:
                 seat.start(choice.ticket, [choice], remaining_ms)

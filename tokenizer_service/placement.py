@@ -29,7 +29,7 @@ class EngineLink(Protocol):
     `attach_engine(link)` when it opens, `on_tokens(link, batch)` for each TokenBatch,
     `on_bulk(link, bulk)` for each Bulk, `on_answer(link, answer)` for each QueryAnswer,
     `on_state(link)` when `state` is new (several times a second, as after a loss the pipeline sends
-    nothing before the next one), and `detach_engine(link)` when it is lost, all on
+    nothing before the next word), and `detach_engine(link)` when it is lost, all on
     the pipeline's event loop. A link that was lost is never attached again: a new stream is a new
     link.
     """
@@ -75,8 +75,6 @@ class EngineSeat:
     def __init__(self, link: EngineLink) -> None:
         self.link = link
         self.live: dict[int, Choice] = {}
-        self.is_suspect = False
-        """Something was lost there: nothing is sent until it has told a new state."""
         self.heard_s = time.monotonic()
         self._next_slot = 0
 
@@ -92,7 +90,7 @@ class EngineSeat:
     @property
     def is_ready(self) -> bool:
         state = self.link.state
-        return state is not None and state.ready and not self.is_suspect
+        return state is not None and state.ready
 
     @property
     def load(self) -> float:
@@ -160,21 +158,22 @@ class EngineSeats:
     def all(self) -> list[EngineSeat]:
         return list(self._seats.values())
 
-    def best(self) -> EngineSeat | None:
-        """Return the ready seat with the least load, a healthy one if there is any."""
-        ready = [seat for seat in self._seats.values() if seat.is_ready]
+    def best(self, heard_after_s: float = 0.0) -> EngineSeat | None:
+        """Return the ready seat with the least load that spoke so late; a healthy one if any."""
+        seats = self._seats.values()
+        ready = [seat for seat in seats if seat.is_ready and seat.heard_s >= heard_after_s]
         return min(ready, key=lambda seat: (not seat.is_healthy, seat.load), default=None)
 
-    async def ready(self, timeout_s: float) -> EngineSeat:
-        """Wait for a ready engine; raise Unavailable after `timeout_s`."""
-        seat = self.best()
+    async def ready(self, timeout_s: float, heard_after_s: float = 0.0) -> EngineSeat:
+        """Wait for a ready engine that has spoken since then; raise Unavailable in the end."""
+        seat = self.best(heard_after_s)
         try:
             async with asyncio.timeout(timeout_s):
                 while seat is None:
                     await self._news()
-                    seat = self.best()
+                    seat = self.best(heard_after_s)
         except TimeoutError:
-            reasons = ", ".join(self.reasons())
+            reasons = ", ".join(self.reasons()) or "not a word since one was lost"
             raise Unavailable(f"no engine is ready: {reasons}", retry_after_s=1) from None
         return seat
 
@@ -192,8 +191,12 @@ class EngineSeats:
             refuse_other_model(link.state, self._model, self._vocab_size)
         seat = self._seats.get(id(link))
         if seat is not None:
-            seat.is_suspect = False
-            seat.heard_s = time.monotonic()
+            self.heard(seat)
+        self._wake()
+
+    def heard(self, seat: EngineSeat) -> None:
+        """An engine has said something: let those who wait for a word look again."""
+        seat.heard_s = time.monotonic()
         self._wake()
 
     def _wake(self) -> None:

@@ -106,6 +106,8 @@ class Choice:
     """Prompt tokens before this one have been shown: a replay shows them no second time."""
     replay_until_s: float | None = None
     """While lost: when to give up, in seconds of the loop's clock."""
+    heard_after_s: float = 0.0
+    """An engine must have spoken since then to be given it, on the monotonic clock."""
 
     def has_waited(self, heard_s: float) -> bool:
         """Count the loss of an engine that spoke last at `heard_s`; return whether it found this

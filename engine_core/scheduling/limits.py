@@ -20,8 +20,10 @@ from protos.limits import (
     MAX_EOS_TOKEN_IDS,
     MAX_REQUEST_ID_CHARS,
     MAX_STOP_TOKEN_IDS,
+    given_up,
     violation,
 )
+from protos.words import ATTEMPTS_EXHAUSTED
 from protos.worker import Add, Limits
 
 MAX_NEW_TOKENS = int(LIMITS["max_tokens"].high)
@@ -107,8 +109,8 @@ def _beyond(request: Request, why: str, key: str, param: str) -> Problem:
 
 
 def _given_up(attempt: int) -> Problem:
-    message = f"the engine failed {attempt} times under this request; it is not tried again"
-    return Problem("Unavailable", message, code="attempts_exhausted", reason=FinishReason.ERROR)
+    code, reason = ATTEMPTS_EXHAUSTED, FinishReason.ERROR
+    return Problem("Unavailable", given_up(attempt), code=code, reason=reason)
 
 
 def _invalid(message: str, param: str, code: str = "") -> Problem:

@@ -14,6 +14,7 @@ import uvicorn
 
 from api_gateway.__main__ import Gateway, configure
 from api_gateway.settings import Settings
+from protos import limits
 from tests.api_gateway.official import verify
 from tests.support.fake_tokenizer import FakeTokenizer, echo
 
@@ -23,6 +24,12 @@ async def until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not what():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def no_aftermath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake says nothing of itself: what it has said since the loss is word enough."""
+    monkeypatch.setattr(limits, "AFTERMATH_S", 0.0)
 
 
 @pytest.fixture

@@ -84,6 +84,9 @@ async def test_another_tokenizer_takes_over_all_choices(
         tell(stream, two, 2)
         await until(lambda: stream.outbox.empty())
         await first.stop()
+        await until(lambda: len(gateway.clients.links()) == 1)
+        assert len(second.streams[0].requests_seen) == 0, "may have died with it"
+        second.streams[0].state(ready=True)
         reply = (await asked).json()
     assert [c["message"]["content"] for c in reply["choices"]] == [WORDS, WORDS]
     assert reply["usage"]["completion_tokens"] == 12
@@ -137,10 +140,35 @@ async def test_three_losses_end_a_request(fake: FakeTokenizer) -> None:
     async with running(fake.address) as gateway, in_process(gateway) as http:
         reply = await http.post("/v1/chat/completions", json=chat())
         assert reply.status_code == 503
-        assert reply.json()["error"]["code"] == "replica_lost"
+        assert reply.json()["error"]["code"] == "attempts_exhausted"
         assert len(fake.streams) >= 3
         fake.script = echo()
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_tokenizers_that_die_together_cost_one_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "AFTERMATH_S", 0.2)
+    fakes = [await FakeTokenizer(None).start() for _ in range(4)]
+    addresses = ",".join(fake.address for fake in fakes)
+    async with running(addresses) as gateway, in_process(gateway) as http:
+        await until(lambda: len(gateway.clients.links()) == 4)
+        asked = asyncio.create_task(http.post("/v1/completions", json=completion()))
+        await until(lambda: any(link.jobs for link in gateway.clients.links()))
+        (busy,) = (link.address for link in gateway.clients.links() if link.jobs)
+        fakes.sort(key=lambda fake: fake.address != busy)
+        for fake in fakes[:3]:  # one after the other, as their ends are noticed
+            await fake.stop()
+        last = fakes[3]
+        last.script = echo(WORDS)
+        await until(lambda: len(gateway.clients.links()) == 1)
+        await asyncio.sleep(0.2)
+        assert not last.streams[0].requests_seen, "it has not spoken since"
+        last.streams[0].state(ready=True)
+        assert (await asked).json()["choices"][0]["text"] == WORDS
+        assert [one.attempt for one in last.streams[0].requests_seen.values()] == [1]
+    await last.stop()
 
 
 async def test_who_only_waits_outlives_any_number_of_tokenizers(

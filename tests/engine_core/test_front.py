@@ -232,6 +232,33 @@ async def test_a_silent_worker_shows_in_health(caller: Caller, hire: Hire) -> No
     assert "its worker has been silent" in reason
 
 
+async def test_who_comes_while_a_worker_is_silent_is_not_lost_with_it() -> None:
+    async with running_stack(worker_timeout_s=2.0) as stack, calling(stack.address) as caller:
+        silent = FakeWorker(stack.registry.port)
+        await caller.ready()
+        silent.hang()
+        await caller.not_ready()
+        await caller.add(1, [1, 2], max_tokens=4, attempt=2)
+        await caller.until(lambda: caller.states[-1].num_replicas == 0)
+        new = FakeWorker(stack.registry.port)
+        assert (await caller.ended(1)).reason == LENGTH
+        for worker in (silent, new):
+            worker.die()
+
+
+async def test_who_waits_for_a_silent_worker_runs_when_it_speaks(
+    caller: Caller, hire: Hire
+) -> None:
+    worker = hire()
+    await caller.ready()
+    worker.hang()
+    await caller.not_ready()
+    await caller.add(1, [1, 2], max_tokens=4)
+    await caller.until(lambda: caller.states[-1].num_waiting == 1)
+    worker.wake()
+    assert (await caller.ended(1)).reason == LENGTH
+
+
 async def test_load_is_shared_by_replicas(stack: Stack, caller: Caller, hire: Hire) -> None:
     workers = [hire(), hire()]
     await caller.until(lambda: caller.states and caller.states[-1].num_replicas == 2)

@@ -52,6 +52,9 @@ def test_one_healthy_replica_makes_it_ready_and_gets_the_work() -> None:
     assert fleet.pick() is fleet.replicas[2]
     fleet.replicas[2].phase = Phase.LOADING
     assert fleet.pick() is fleet.replicas[1]
+    fleet.replicas[1].state = changed(worker_age_s=1.0)
+    assert fleet.pick() is None, "what it got might be lost with it"
+    assert fleet_of(QUIET, now=1.0).pick() is None
 
 
 def test_the_report_sums_up() -> None:

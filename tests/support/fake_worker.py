@@ -32,7 +32,8 @@ class FakeWorker:
     """Registers at `port` and serves until stopped or left alone by its scheduler.
 
     `gate` cleared: the step in flight does not end, heartbeats go on. `hang()`: nothing moves any
-    more, as under SIGSTOP. `fault(...)`: the next step fails. `die()`: its connections break.
+    more, as under SIGSTOP, until `wake()`. `fault(...)`: the next step fails. `die()`: its
+    connections break.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class FakeWorker:
 
     def hang(self) -> None:
         self._hung.set()
+
+    def wake(self) -> None:
+        self._hung.clear()
 
     def fault(self, message: str) -> None:
         self._fault = message

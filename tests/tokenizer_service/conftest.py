@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from protos import limits
 from protos.common_pb2 import EngineState
 from tests.support.fake_engine import FakeLink
 from tests.support.tiny_tokenizer import tiny_library, write_tiny_folder
@@ -20,6 +21,12 @@ from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.pipeline import TextPipeline
 from tokenizer_service.text_model import TextModel, load_text_model
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def no_aftermath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake says nothing of itself: what it has said since the loss is word enough."""
+    monkeypatch.setattr(limits, "AFTERMATH_S", 0.0)
 
 
 @pytest.fixture(scope="session")

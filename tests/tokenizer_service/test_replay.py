@@ -96,7 +96,34 @@ async def test_three_losses_end_a_request(build: Build) -> None:
         await until(lambda: bool(stage.link.adds or stage.gateway.finishes))
     end = stage.gateway.finishes[0]
     assert (end.reason, end.error.kind) == (FinishReason.ERROR, "Unavailable")
-    assert not stage.link.adds
+    assert end.error.code == "attempts_exhausted" and not stage.link.adds
+
+
+async def test_engines_that_die_together_cost_one_attempt(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = build()
+    others = [FakeLink("second"), FakeLink("third"), FakeLink("fourth")]
+    for link in others:
+        stage.pipeline.attach_engine(link)
+        stage.pipeline.on_state(link)
+    await stage.submit()
+    stage.step((0, 0, "a"))
+    monkeypatch.setattr(limits, "AFTERMATH_S", 0.1)
+    stage.pipeline.detach_engine(stage.link)
+    for link in others:
+        stage.pipeline.on_state(link)  # said before, and read only now
+    await asyncio.sleep(0.02)
+    for link in others[:2]:
+        stage.pipeline.detach_engine(link)
+    await asyncio.sleep(0.1)
+    assert not any(link.adds for link in others), "the last one has not spoken since"
+    stage.link = others[2]
+    stage.step((7, 0, "of another"))
+    await until(lambda: bool(stage.link.adds))
+    assert [add.attempt for add in stage.link.adds] == [1]
+    stage.step((0, 1, "b"), finishes=[finish(0, FinishReason.LENGTH, 2)])
+    assert stage.gateway.texts[0] == b"ab"
 
 
 async def test_who_only_waits_outlives_any_number_of_engines(
