@@ -50,6 +50,7 @@ class TextClients:
         self._known: set[str] = set()  # names of models that were served here
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._fingerprint = ""
 
     async def start(self) -> None:
         """Begin to connect; returns at once, whoever is up."""
@@ -114,9 +115,11 @@ class TextClients:
         return latest
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of a ready engine, empty while there is none."""
+        """Return the fingerprint of a ready engine; while there is none, of the last there was."""
         states = [state for state, _ in self.states().values()]
-        return next((s.fingerprint for s in states if s.ready), "")
+        ready = (state.fingerprint for state in states if state.ready)
+        self._fingerprint = next(ready, self._fingerprint)
+        return self._fingerprint
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 

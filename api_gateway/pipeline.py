@@ -103,15 +103,18 @@ class Pipeline:
             if not order.is_stream:
                 return WholeMessage(call, order)
             return MessageStream(call, order, job, vigil, self._metrics)
-        created, fingerprint = int(time.time()), self._clients.fingerprint()
+        created, fingerprint = int(time.time()), self._clients.fingerprint
         if order.kind is Kind.RESPONSE:
             if not order.is_stream:
                 return WholeResponse(call, order, created)
             return ResponseStream(call, order, created, job, vigil, self._metrics)
         if not order.is_stream:
             return WholeReply(call, order, created, fingerprint)
-        chunks = Chunks(order, call.request_id, created, fingerprint)
-        return EventStream(call, order, chunks, job, vigil, self._metrics)
+
+        def make_chunks() -> Chunks:  # not before an engine has it
+            return Chunks(order, call.request_id, created, fingerprint())
+
+        return EventStream(call, order, make_chunks, job, vigil, self._metrics)
 
 
 async def answer(mailbox: Mailbox, reply: Reply) -> None:

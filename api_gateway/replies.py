@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from api_gateway.answers import Answer
@@ -74,7 +74,10 @@ class OnePiece:
 class WholeReply(OnePiece):
     """Waits for every choice and answers with one JSON object."""
 
-    def __init__(self, call: Call, order: Order, created: int, fingerprint: str) -> None:
+    def __init__(
+        self, call: Call, order: Order, created: int, fingerprint: Callable[[], str]
+    ) -> None:
+        """`fingerprint` is asked when all is there."""
         super().__init__(call, order)
         self._created = created
         self._fingerprint = fingerprint
@@ -90,7 +93,7 @@ class WholeReply(OnePiece):
             "object": "chat.completion" if is_chat else "text_completion",
             "created": self._created,
             "model": self._order.model,
-            "system_fingerprint": self._fingerprint,
+            "system_fingerprint": self._fingerprint(),
             "choices": [make(choice, job) for choice in job.choices],
             "usage": usage_of(job),
             "timings": meter.timings(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from api_gateway.answers import Answer
@@ -76,12 +77,13 @@ class EventStream(Stream):
     """Sends the chunks of OpenAI's older routes."""
 
     def __init__(
-        self, call: Call, order: Order, chunks: Chunks, job: Job, vigil: Vigil,
+        self, call: Call, order: Order, make_chunks: Callable[[], Chunks], job: Job, vigil: Vigil,
         metrics: GatewayMetrics,
     ) -> None:  # fmt: skip
+        """`make_chunks` is called when the first chunk is made."""
         super().__init__(call, vigil, metrics)
         self._order = order
-        self._chunks = chunks
+        self._make_chunks = make_chunks
         self._job = job
         self._bulks = [Bulks() for _ in job.choices]
         self._answers = [Answer(order, call.request_id, c) for c in job.choices]
@@ -91,6 +93,10 @@ class EventStream(Stream):
         self._opening: bytes | None = None
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
+
+    @cached_property
+    def _chunks(self) -> Chunks:
+        return self._make_chunks()
 
     def opening(self) -> bytes:
         """Return what is made once: its chunks come before those that `advance` makes."""

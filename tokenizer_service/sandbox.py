@@ -2,7 +2,8 @@
 
 Parent and child speak messages with a four-byte length in front, one exchange at a time. The child
 limits its own memory and processor time; the parent limits the time on the wall and starts a fresh
-child after any overrun.
+child after any overrun. A child that was stopped, starved or killed by others is no fault of the
+request in it, which is asked once more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import Internal
+from common.errors import Internal, Unavailable
 from common.settings import inherited
 
 log = logging.getLogger(__name__)
@@ -28,12 +30,20 @@ MEMORY_BYTES = 512 * 2**20
 START_TIMEOUT_S = 30.0
 KEPT = ("TZ", "LD_LIBRARY_PATH")
 """What a child is told of our environment: templates tell the time."""
+OF_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
+"""Statuses of children that others have ended: an operator, or a machine without memory."""
+LEAST_SHARE = 0.25
+"""Of the time given: a child that had less of a processor was kept from it."""
 STARTS = 2
 """A child that is killed while it starts is no fault of the request that waits for it."""
 
 
 class Overrun(Exception):
     """The child took too long, or died of a limit; the message says which."""
+
+
+class Disturbed(Exception):
+    """The child was killed or kept from the processor by others; the message says which."""
 
 
 class Sandbox:
@@ -49,7 +59,10 @@ class Sandbox:
         self._loop: asyncio.Task[None] | None = None
 
     async def ask(self, message: bytes) -> bytes:
-        """Return the child's answer; raise Overrun, Internal when no child starts."""
+        """Return the child's answer.
+
+        Raises Overrun; Internal when no child starts; Unavailable when others disturb it twice.
+        """
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -86,15 +99,29 @@ class Sandbox:
                     answer.set_result(told)
 
     async def _exchange(self, message: bytes) -> bytes:
+        with suppress(Disturbed):
+            return await self._try(message)
         try:
-            child = await self._child()
+            return await self._try(message)
+        except Disturbed as why:
+            what = f"the process of {self._module} {why}, twice"
+            raise Unavailable(what, retry_after_s=1) from None
+
+    async def _try(self, message: bytes) -> bytes:
+        child = await self._child()
+        begun_s = cpu_s(child.pid)
+        try:
             async with asyncio.timeout(self._timeout_s):
                 return await exchange(child, message)
         except TimeoutError:
+            used_s = cpu_s(child.pid) - begun_s
             await self._kill()
+            if used_s < self._timeout_s * LEAST_SHARE:
+                raise Disturbed(f"had {used_s:.2g} s in {self._timeout_s:g} s") from None
             raise Overrun(f"took longer than {self._timeout_s:g} s") from None
         except (EOFError, OSError):
-            await self._kill()
+            if await self._kill() in OF_OTHERS:
+                raise Disturbed("was killed") from None
             raise Overrun("used more memory or processor time than it may") from None
         except Exception:
             await self._kill()  # its answer, if one is under way, is not the next one's
@@ -130,16 +157,19 @@ class Sandbox:
             await exchange(self._process, self._setup)
         return self._process
 
-    async def _kill(self) -> None:
+    async def _kill(self) -> int | None:
+        """End the child; return its status, which is its own if it had ended before."""
         process, self._process = self._process, None
         if process is None:
-            return
-        with suppress(ProcessLookupError):
-            process.kill()
+            return None
+        if not has_ended(process):
+            with suppress(ProcessLookupError):  # `process.kill` would take its status from asyncio
+                os.kill(process.pid, signal.SIGKILL)
         if process.stdin is not None:
             process.stdin.close()
         code = await process.wait()
         log.info("sandbox ended", extra={"child": self._module, "exit_code": code})
+        return code
 
 
 def has_ended(child: Process) -> bool:
@@ -151,6 +181,15 @@ def has_ended(child: Process) -> bool:
     except ChildProcessError:  # its status has been read already
         return True
     return status is not None
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has had, 0 when it is gone (Linux)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def exchange(child: Process, message: bytes) -> bytes:

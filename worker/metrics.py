@@ -38,7 +38,9 @@ class WorkerMetrics:
         self._tokens = Counter(name("tokens"), "Tokens drawn", registry=registry)
         self._faults = Counter(name("sequence_faults"), "Rows that failed alone", registry=registry)
         self._sequences = Gauge(
-            name("sequences"), "Rows that the last step left alive", registry=registry
+            name("sequences"),
+            "Rows kept since the last step; those that have ended go with the next",
+            registry=registry,
         )
         self._memory = Gauge(
             name("memory_bytes"), "Memory by what it is for", ["purpose"], registry=registry

@@ -271,3 +271,24 @@ async def test_one_loss_is_one_attempt_however_many_choices_miss_it(fake: FakeTo
         ))  # fmt: skip
         reply = await asked
     assert [choice["text"] for choice in reply.json()["choices"]] == [WORDS] * 4
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_who_waits_for_an_engine_is_told_which_one_it_was(
+    fake: FakeTokenizer, is_stream: bool
+) -> None:
+    fake.script = None
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        await until(lambda: bool(gateway.clients.links()))
+        await keep_off(gateway, fake)
+        body = completion(stream=is_stream)
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        stream, slot = await fake.arrivals.get()
+        stream.state(ready=True)
+        echo(WORDS)(stream, slot)
+        reply = await asked
+        shown = events(reply.text) if is_stream else [reply.json()]
+        assert {chunk["system_fingerprint"] for chunk in shown} == {"fp"}
+        (link,) = gateway.clients.links()
+        link.states.clear()
+        assert gateway.clients.fingerprint() == "fp", "its engine may be gone by the end"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequest, Unprocessable
+from common.errors import InvalidRequest, Unavailable, Unprocessable
 from tokenizer_service import sandbox
 from tokenizer_service.template_process import MAX_ERROR_CHARS, TemplateProcess
 
@@ -45,9 +45,9 @@ async def test_renders() -> None:
 
 
 async def test_an_endless_loop_is_killed_and_the_next_render_works() -> None:
-    async with process(ENDLESS, timeout_s=0.5) as child:
+    async with process(ENDLESS, timeout_s=2.0) as child:
         error = await refusal(child, BAD)
-        assert isinstance(error, Unprocessable) and "0.5 s" in str(error)
+        assert isinstance(error, Unprocessable) and "2 s" in str(error)
         assert await child.render(USER) == "<s>é<b>"
 
 
@@ -114,6 +114,30 @@ async def test_a_child_that_died_idle_is_replaced_and_nobody_is_blamed(is_notice
             await dead.wait()
         assert await child.render(USER) == "<s>é<b>"
         assert child.sandbox._process is not dead
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_child_that_others_end_or_stop_at_work_is_replaced(
+    end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: what is asked may be the cause of it."""
+    exchange, num_disturbed = sandbox.exchange, 0
+
+    async def disturbed(child: Process, message: bytes) -> bytes:
+        nonlocal num_disturbed
+        if message != child_process.sandbox._setup and num_disturbed:
+            num_disturbed -= 1
+            os.kill(child.pid, end)
+        return await exchange(child, message)
+
+    monkeypatch.setattr(sandbox, "exchange", disturbed)
+    async with process(timeout_s=1.0) as child_process:
+        num_disturbed = 1
+        assert await child_process.render(USER) == "<s>é<b>"
+        num_disturbed = 2
+        with pytest.raises(Unavailable, match="twice"):
+            await child_process.render(USER)
+        assert await child_process.render(USER) == "<s>é<b>"
 
 
 async def test_a_child_that_dies_while_it_starts_is_replaced(
