@@ -22,7 +22,7 @@ from protos import limits
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
 from protos.tokenizer_pb2 import CancelRequest
 from protos.tokenizer_pb2_grpc import TokenizerStub
-from protos.words import ATTEMPTS_EXHAUSTED, STALE_S
+from protos.words import STALE_S
 
 log = logging.getLogger(__name__)
 WAIT_TIMEOUT_S = 5.0
@@ -220,7 +220,7 @@ class TextClients:
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
         if job.attempt >= limits.MAX_ATTEMPTS:
-            fail(job, Unavailable(limits.given_up(job.attempt), code=ATTEMPTS_EXHAUSTED))
+            fail(job, Unavailable(limits.given_up(job.attempt), code=limits.ATTEMPTS_EXHAUSTED))
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])

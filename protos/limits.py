@@ -105,6 +105,8 @@ STAGES: dict[str, tuple[str, ...]] = {
 
 MAX_ATTEMPTS = 3
 """After so many losses without progress a request fails."""
+ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+"""The code of its end then."""
 PROOF_TOKENS = 8
 """A request that gained so many tokens did not cause the loss: its attempts count anew."""
 PROOF_S = 1.0
@@ -136,7 +138,7 @@ def waits(before: int, num_tokens: int, sent_s: float, heard_s: float) -> int:
 
 
 def given_up(attempt: int) -> str:
-    """Say why what was lost so often has ended; the code beside it is ATTEMPTS_EXHAUSTED."""
+    """Say why what was lost so often has ended; beside ATTEMPTS_EXHAUSTED."""
     return f"lost {attempt} times under way; it is not tried again"
 
 

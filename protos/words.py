@@ -6,8 +6,6 @@ REPLICA_LOST = "replica_lost"
 """Code of an end that tells the tier above to send the request again; an attempt is counted."""
 REPLICA_LEFT = "replica_left"
 """The same of a replica that went of itself: no mark against the request."""
-ATTEMPTS_EXHAUSTED = "attempts_exhausted"
-"""Code of the end of what was lost so often that it may be the cause."""
 NO_ENGINE = "none"
 """What a tokenizer without an engine calls it in the state that it tells."""
 STALE_S = 1.5

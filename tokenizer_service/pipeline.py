@@ -45,7 +45,6 @@ from protos.tokenizer_pb2 import (
     TextBulk,
     TextRequest,
 )
-from protos.words import ATTEMPTS_EXHAUSTED
 from tokenizer_service.bulks import BulkText
 from tokenizer_service.conversion import convert
 from tokenizer_service.metrics import TokenizerMetrics
@@ -330,7 +329,7 @@ class TextPipeline:
         self._num_replaying += 1
         try:
             if choice.attempt >= limits.MAX_ATTEMPTS:
-                raise Unavailable(limits.given_up(choice.attempt), code=ATTEMPTS_EXHAUSTED)
+                raise Unavailable(limits.given_up(choice.attempt), code=limits.ATTEMPTS_EXHAUSTED)
             wait_s = until_s - asyncio.get_running_loop().time()
             seat = await self.seats.ready(max(0.0, wait_s), choice.heard_after_s)
             remaining_ms = choice.ticket.remaining_ms()

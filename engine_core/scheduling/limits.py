@@ -15,6 +15,7 @@ from engine_core.scheduling.bounds import TenantLimits
 from engine_core.scheduling.request import FinishReason, Problem, Refused, Request
 from engine_core.scheduling.sequence import Room
 from protos.limits import (
+    ATTEMPTS_EXHAUSTED,
     LIMITS,
     MAX_ATTEMPTS,
     MAX_EOS_TOKEN_IDS,
@@ -23,7 +24,6 @@ from protos.limits import (
     given_up,
     violation,
 )
-from protos.words import ATTEMPTS_EXHAUSTED
 from protos.worker import Add, Limits
 
 MAX_NEW_TOKENS = int(LIMITS["max_tokens"].high)
