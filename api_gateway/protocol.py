@@ -1,7 +1,8 @@
 """The server's HTTP protocol with bounds: how large a head may be, how long it may take to come.
 
 uvicorn alone has neither: a head that never ends would be gathered for ever. It also sends chunks
-to clients of HTTP/1.0, which know none.
+to clients of HTTP/1.0, which know none, and does not tell a request that its client has left when
+others of that client stand behind it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 
 HEAD_TIMEOUT_S = 30.0
 END, UPGRADE = b"\r\n\r\n", b"\r\nupgrade:"
+MAX_PIPELINED = 16
+"""Behind the request that runs. At more of them no further bytes are read, nor is an end seen."""
 AN_UPGRADE = re.compile(UPGRADE, re.IGNORECASE)
 
 
@@ -42,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _held = b""
     _is_too_large = False
     _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; with too many connections, do not."""
@@ -52,7 +56,12 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that runs; uvicorn tells the last one that came. None behind it runs."""
         self._stop_timer()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def cut_if_stuck(self, now: float, timeout_s: float) -> None:
@@ -115,8 +124,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_too_large = True
             raise HeadLimit  # the parser gives it to data_received as an error of its own
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+        elif len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()  # else nobody sees that the client leaves
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(send_without_chunks, self.cycle)  # type: ignore[method-assign]
+
+    def on_response_complete(self) -> None:
+        """The next one begins, if there is one."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request in the words of every other error, and close."""

@@ -128,6 +128,33 @@ async def test_what_comes_behind_an_answer_does_not_keep_the_connection(
     writer.close()
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_that_leaves_is_missed_whatever_it_has_sent_behind(
+    served: Served, fake: FakeTokenizer, is_stream: bool
+) -> None:
+    _, http = served
+    fake.script = None
+    body = json.dumps(completion(stream=is_stream)).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+    _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    writer.write((head + body) * 3)
+    stream, slot = await fake.arrivals.get()
+    stream.token(slot, "Hello")
+    writer.transport.abort()
+    assert await fake.aborts.get() == slot
+    assert list(stream.requests_seen) == [slot], "nobody is there for the others"
+
+
+async def test_requests_that_come_together_are_answered_in_turn(served: Served) -> None:
+    _, http = served
+    body = json.dumps(completion()).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n" % len(body)
+    last = head + b"connection: close\r\n\r\n" + body
+    many = 2 * protocol.MAX_PIPELINED
+    replies = await talk(http, (head + b"\r\n" + body) * many + last)
+    assert replies.count(b"HTTP/1.1 200 OK") == replies.count(b"Hello there") == many + 1
+
+
 async def test_a_stream_to_http_1_0_has_no_chunks(served: Served) -> None:
     """ApacheBench and proxies of that version would take the frames for text."""
     _, http = served
