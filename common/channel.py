@@ -21,6 +21,7 @@ GIVE_UP_S = 10
 """A host that acknowledges nothing for this long is gone. TCP alone takes a quarter of an hour to
 say so, and after an outage about as long again as it lasted."""
 CONNECT_TIMEOUT_S = 3
+HANDSHAKE_TIMEOUT_S = 5  # ZeroMQ's own is 30 s
 
 
 class Gone(Exception):
@@ -40,6 +41,7 @@ def prepare(socket: zmq.Socket[Any], address: str) -> None:
         (zmq.TCP_KEEPALIVE_INTVL, GIVE_UP_S // 2),
         (zmq.TCP_MAXRT, GIVE_UP_S * 1000),
         (zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_S * 1000),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_S * 1000),
     ):
         socket.setsockopt(option, int(value))
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import grpc
 
-from common.rpc import channel, resolve
+from common.names import Names
+from common.rpc import channel
 
 log = logging.getLogger(__name__)
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from the stubs
@@ -75,6 +76,7 @@ class Peers:
         """`converse` uses a stream until it ends; it is given what the stream opened with."""
         self._kind = kind
         self._addresses = addresses
+        self._names = Names(addresses)
         self._dial = dial
         self._converse = converse
         self._open: set[str] = set()
@@ -85,7 +87,7 @@ class Peers:
         try:
             while True:
                 try:
-                    self._follow(await resolve(self._addresses))
+                    self._follow(await self._names.look_up())
                 except Exception:  # the streams that are open do not need it
                     log.exception("cannot follow the names", extra={"names": self._addresses})
                 await asyncio.sleep(RESOLVE_EVERY_S)

@@ -1,18 +1,11 @@
-"""gRPC between tiers: options, addresses, and a server that stops cleanly."""
+"""gRPC between tiers: options, channels, and a server that says what it cannot have."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import socket
-from contextlib import suppress
-
 import grpc
 
-from common.addresses import joined
 from common.errors import PortTaken
 
-log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MERGED_BYTES = 8 * 2**20
 """No more requests are put into a message that has so much."""
@@ -30,27 +23,6 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),  # `http_proxy`, as Docker sets it, is for the way out of a site
 ]
-
-
-async def resolve(addresses: str) -> set[str]:
-    """Return every `ip:port` behind a comma list of `host:port`; a name may have many replicas.
-
-    Who listens on 0.0.0.0 may have IPv6 as well: only a name without IPv4 stands for what it has of
-    IPv6. What has no address just now is left out.
-    """
-    loop = asyncio.get_running_loop()
-    found: set[str] = set()
-    for address in filter(None, (a.strip() for a in addresses.split(","))):
-        host, _, port = address.rpartition(":")
-        try:
-            for family in (socket.AF_INET, socket.AF_INET6):
-                with suppress(socket.gaierror):  # no replica yet, and so no name
-                    rows = await loop.getaddrinfo(host.strip("[]"), int(port), family=family)
-                    found |= {joined(*row[4][:2]) for row in rows}
-                    break
-        except (OSError, UnicodeError) as error:
-            log.warning("cannot resolve", extra={"address": address, "error": error})
-    return found
 
 
 def channel(address: str) -> grpc.aio.Channel:

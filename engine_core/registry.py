@@ -96,11 +96,14 @@ class Registry:
         if not isinstance(message, Hello):
             log.warning("dropped what is no Hello", extra={"type": type(message).__name__})
             return
-        if any(peer in replica.members for replica in self._fleet.replicas.values()):
-            return  # it has a lease, or is about to get one
+        if peer in self._lone or peer in self._members():
+            return  # said again; a member has a lease, or is about to get one
         log.info("worker registered", extra={"host": message.host, "device": message.device})
         self._lone[peer] = message
         self._form()
+
+    def _members(self) -> set[bytes]:
+        return {peer for replica in self._fleet.replicas.values() for peer in replica.members}
 
     def _form(self) -> None:
         """Make replicas of lone workers of the same model, build and device."""
@@ -165,7 +168,8 @@ class Registry:
 
     def _try_again(self, hellos: dict[bytes, Hello]) -> None:
         if not self._is_closing:
-            self._lone |= hellos
+            taken = self._members()
+            self._lone |= {peer: hello for peer, hello in hellos.items() if peer not in taken}
             self._form()
 
     def _lease(self, replica: Replica, hellos: dict[bytes, Hello], port: int) -> None:

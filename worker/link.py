@@ -27,6 +27,8 @@ from worker.flights import Flight
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
+HELLO_S = 5.0
+"""A Hello may be lost on a link that acknowledges what it does not carry; a front takes doubles."""
 MAX_RETRIES = 10
 """Refused connections, one in 0.1 s, after which a scheduler is lost. A front is waited for."""
 EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -69,13 +71,15 @@ class Link:
         context: zmq.Context[Any],
         address: str,
         inbox: SimpleQueue[Event],
-        heartbeat: wire.Heartbeat | None = None,
+        beat: wire.Hello | wire.Heartbeat,
     ) -> None:
+        """`beat` is said at once and then again and again: to a front Hello, else that we live."""
         self._context = context
         self._address = address
         self._inbox = inbox
         self._encode = msgspec.msgpack.Encoder().encode
-        self._heartbeat = self._encode(heartbeat) if heartbeat is not None else None
+        self._is_to_front = isinstance(beat, wire.Hello)
+        self._beat = self._encode(beat)
         self._num_retries = 0
         self._dialled = ""
         name = f"inproc://link-{next(_names)}"
@@ -121,7 +125,7 @@ class Link:
             poller.register(each, zmq.POLLIN)
         next_beat = time.monotonic()
         while True:
-            ready = dict(poller.poll(self._wait_ms(next_beat)))
+            ready = dict(poller.poll(int(max(0.0, next_beat - time.monotonic()) * 1000) + 1))
             if watch in ready:
                 self._watch(watch)
             if dealer.socket in ready:
@@ -131,14 +135,9 @@ class Link:
                 if not frame:
                     return
                 self._send(dealer, frame)
-            if self._heartbeat is not None and time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + HEARTBEAT_S
-                self._send(dealer, self._heartbeat)
-
-    def _wait_ms(self, next_beat: float) -> int | None:
-        if self._heartbeat is None:
-            return None  # nothing to say by itself: wait for somebody
-        return int(max(0.0, next_beat - time.monotonic()) * 1000) + 1
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + (HELLO_S if self._is_to_front else HEARTBEAT_S)
+                self._send(dealer, self._beat)
 
     def _send(self, dealer: Dealer[wire.ToWorker], frame: bytes) -> None:
         try:
@@ -167,7 +166,7 @@ class Link:
             self._num_retries += 1
             if self._num_retries == MAX_RETRIES:
                 self._num_retries = 0
-                if self._heartbeat is not None:
+                if not self._is_to_front:
                     self._inbox.put(Lost(self, f"{self._address} refuses connections"))
                 elif dialled(self._address) != self._dialled:
                     self._inbox.put(Lost(self, f"{self._address} has another address now"))

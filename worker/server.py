@@ -107,8 +107,7 @@ class WorkerServer:
 
     def _live(self) -> None:
         try:
-            front = self._connect(self._engine)
-            front.send(self._hello)
+            self._connect(self._engine, self._hello)
             lease = self._await_lease()
             if lease.world_size > 1:
                 log.warning(
@@ -213,8 +212,8 @@ class WorkerServer:
             self._state = state
         return _checked(message, wire.Lease)
 
-    def _connect(self, address: str, heartbeat: wire.Heartbeat | None = None) -> Link:
-        link = Link(self._context, f"tcp://{address}", self._inbox, heartbeat)
+    def _connect(self, address: str, beat: wire.Hello | wire.Heartbeat) -> Link:
+        link = Link(self._context, f"tcp://{address}", self._inbox, beat)
         self._links.append(link)
         return link
 

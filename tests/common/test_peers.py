@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from common import peers
+from common.names import Names
 from common.peers import Peers, Stream
 
 
@@ -36,7 +37,7 @@ async def test_a_failure_to_look_names_up_ends_no_stream(
     looks = 0
     over = asyncio.Event()
 
-    async def resolve(names: str) -> set[str]:
+    async def look_up(names: Names) -> set[str]:
         nonlocal looks
         looks += 1
         if looks > 2:
@@ -48,7 +49,7 @@ async def test_a_failure_to_look_names_up_ends_no_stream(
     async def converse(stream: Stream, opened: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(peers, "resolve", resolve)
+    monkeypatch.setattr(Names, "look_up", look_up)
     monkeypatch.setattr(peers, "RESOLVE_EVERY_S", 0.01)
     kept = Peers("engine", "e:1", lambda line: Call(), converse)
     running = asyncio.create_task(kept.run())
@@ -66,7 +67,7 @@ async def test_an_address_whose_task_has_ended_is_dialled_again(
     opened = 0
     again = asyncio.Event()
 
-    async def resolve(names: str) -> set[str]:
+    async def look_up(names: Names) -> set[str]:
         return {"127.0.0.1:1"}
 
     async def converse(stream: Stream, first: Any) -> None:
@@ -77,7 +78,7 @@ async def test_an_address_whose_task_has_ended_is_dialled_again(
         again.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(peers, "resolve", resolve)
+    monkeypatch.setattr(Names, "look_up", look_up)
     monkeypatch.setattr(peers, "RESOLVE_EVERY_S", 0.01)
     with caplog.at_level(logging.ERROR):
         running = asyncio.create_task(Peers("engine", "e:1", lambda line: Call(), converse).run())

@@ -1,10 +1,6 @@
-"""The options of every channel and server, and how addresses are resolved."""
+"""The options of every channel and server."""
 
 from __future__ import annotations
-
-import errno
-import socket
-from typing import Any
 
 import grpc
 import pytest
@@ -31,50 +27,9 @@ async def test_a_server_is_reached_whatever_proxy_is_set(
         monkeypatch.delenv(name, raising=False)
     server = rpc.new_server()
     port = await rpc.start_server(server, joined(host, 0))
-    (address,) = await rpc.resolve(joined(host, port))
-    async with rpc.channel(address) as channel:
+    async with rpc.channel(joined(host, port)) as channel:
         call = channel.unary_unary("/nobody/asks")
         with pytest.raises(grpc.aio.AioRpcError) as answer:
             await call(b"", timeout=10)
         assert answer.value.code() is grpc.StatusCode.UNIMPLEMENTED
     await server.stop(None)
-
-
-async def test_addresses_are_resolved_to_every_replica() -> None:
-    assert await rpc.resolve("localhost:71, 127.0.0.2:72,[::1]:73,no.such.name.invalid:74") == {
-        "127.0.0.1:71",
-        "127.0.0.2:72",
-        "[::1]:73",
-    }
-
-
-async def test_only_a_name_without_ipv4_stands_for_its_ipv6(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ask = socket.getaddrinfo
-    addresses = {("six", socket.AF_INET6): "fd00::7", ("both", socket.AF_INET6): "fd00::8"}
-    addresses["both", socket.AF_INET] = "127.0.0.2"
-
-    def lookup(host: str, port: int, family: int = 0, *rest: Any) -> Any:
-        if (host, family) not in addresses:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return ask(addresses[host, family], port, family, *rest)
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    assert await rpc.resolve("six:71,both:72,none:73") == {"[fd00::7]:71", "127.0.0.2:72"}
-
-
-async def test_an_address_that_cannot_be_resolved_now_takes_no_other_with_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ask = socket.getaddrinfo
-
-    def without_files(host: str, *rest: Any, **more: Any) -> Any:
-        if host == "replicas":
-            raise OSError(errno.EMFILE, "Too many open files")
-        return ask(host, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", without_files)
-    assert await rpc.resolve("replicas:71,a..b:72,127.0.0.1:73") == {"127.0.0.1:73"}
-    told = [vars(record)["address"] for record in caplog.records]
-    assert told == ["replicas:71", "a..b:72"]

@@ -20,7 +20,7 @@ from common.channel import Dealer
 from engine_core import registry
 from engine_core.scheduling.bounds import TenantLimits
 from protos.common_pb2 import LENGTH
-from protos.worker import Hello, ToWorker, Waiting
+from protos.worker import Hello, Lease, ToWorker, Waiting
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
@@ -91,6 +91,32 @@ async def test_workers_that_left_while_they_waited_are_forgotten(pairs: Stack) -
 
 def told(door: Dealer[ToWorker]) -> None:
     assert door.receive(10) == Waiting(LONE)
+
+
+async def test_a_hello_said_again_makes_no_second_worker(pairs: Stack) -> None:
+    context = zmq.Context()
+    door: Dealer[ToWorker] = Dealer(
+        context, f"tcp://127.0.0.1:{pairs.registry.port}", "eager", ToWorker
+    )
+    async with calling(pairs.address) as caller:
+        for _ in range(3):
+            door.send(Hello("fake", "cpu", "m", "1"))
+        await caller.until(lambda: LONE in caller.reasons())
+        assert not pairs.fleet.replicas
+        worker = FakeWorker(pairs.registry.port)
+        lease = await asyncio.to_thread(leased, door)
+        door.send(Hello("fake", "cpu", "m", "1"))
+        await asyncio.to_thread(lambda: door.receive(0.5))
+        assert list(pairs.fleet.replicas) == [lease.replica]
+        worker.die()
+    door.close()
+    context.term()
+
+
+def leased(door: Dealer[ToWorker]) -> Lease:
+    while not isinstance(message := door.receive(10), Lease):
+        assert isinstance(message, Waiting)
+    return message
 
 
 async def test_another_model_does_not_join(pairs: Stack) -> None:

@@ -25,14 +25,18 @@ class FakeFront:
             context, f"tcp://127.0.0.1:{port or '*'}", wire.FromWorker
         )
         self.address = f"127.0.0.1:{self.router.port}"
+        self._known: set[bytes] = set()
 
     def hello(self) -> tuple[bytes, wire.Hello]:
-        """Return the next worker that registers."""
-        received = self.router.receive(PATIENCE_S)
-        assert received is not None, "no worker said Hello"
-        peer, message = received
-        assert isinstance(message, wire.Hello), message
-        return peer, message
+        """Return the next worker that registers; what a known one says again is passed over."""
+        while True:
+            received = self.router.receive(PATIENCE_S)
+            assert received is not None, "no worker said Hello"
+            peer, message = received
+            assert isinstance(message, wire.Hello), message
+            if peer not in self._known:
+                self._known.add(peer)
+                return peer, message
 
     def lease(self, peer: bytes, port: int) -> None:
         self.router.send(peer, wire.Lease(replica=0, rank=0, world_size=1, port=port))

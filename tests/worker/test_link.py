@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import zmq
 
+from common.channel import Router
+from protos.worker import FromWorker, Hello
+from worker import link as links
 from worker.link import Event, Link, Lost, dialled
 
+HELLO = Hello("host", "cpu", "m", "1")
 Hosts = dict[str, dict[int, str]]
 
 
@@ -51,8 +55,21 @@ def test_a_front_whose_name_gets_another_address_is_lost(
     hosts: Hosts, context: zmq.Context[Any]
 ) -> None:
     inbox: SimpleQueue[Event] = SimpleQueue()
-    link = Link(context, "tcp://engine.test:9", inbox)
+    link = Link(context, "tcp://engine.test:9", inbox, HELLO)
     hosts["engine.test"] = {socket.AF_INET6: "::1"}
     event = inbox.get(timeout=20)
     link.close()
     assert isinstance(event, Lost) and "another address" in event.reason
+
+
+def test_hello_is_said_again_in_case_it_was_lost(
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "HELLO_S", 0.05)
+    front: Router[FromWorker] = Router(context, "tcp://127.0.0.1:*", FromWorker)
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    link = Link(context, f"tcp://127.0.0.1:{front.port}", inbox, HELLO)
+    said = [front.receive(20) for _ in range(3)]
+    link.close()
+    front.close()
+    assert said[0] is not None and said[0][1] == HELLO and said == [said[0]] * 3
