@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -69,10 +70,9 @@ class TextClients:
         return list(self._links.values())
 
     def stubs(self, model: str | None = None) -> list[Any]:
-        """Return the connected tokenizers that serve `model`, least loaded first, for one call."""
+        """Return the connected tokenizers that serve `model`, for one call: the best one first."""
         links = [link for link in self.links() if model is None or link.serves(model)]
-        links.sort(key=lambda link: (len(link.demux.choices), link.address))
-        return [stub(link.channel) for link in links]
+        return [stub(link.channel) for link in sorted(links, key=by_worth(time.monotonic()))]
 
     def models(self) -> list[ModelInfo]:
         """Return every served model once."""
@@ -106,13 +106,20 @@ class TextClients:
         )
 
     def states(self) -> dict[str, tuple[EngineState, float]]:
-        """Return per engine its latest state and when it was heard (monotonic seconds)."""
-        latest: dict[str, tuple[EngineState, float]] = {}
+        """Return per engine its state and when that was heard (monotonic seconds).
+
+        The last word counts, but a good one that is fresh, whichever tokenizer says it, before all:
+        another one may not reach the engine, or not be made for it.
+        """
+        fresh_s = time.monotonic() - STALE_S
+        told: dict[str, list[tuple[EngineState, float]]] = {}
         for link in self.links():
             for engine, heard in list(link.states.items()):
-                if engine not in latest or heard[1] > latest[engine][1]:
-                    latest[engine] = heard
-        return latest
+                told.setdefault(engine, []).append(heard)
+        return {
+            engine: max(heard, key=lambda word: (word[0].ready and word[1] >= fresh_s, word[1]))
+            for engine, heard in told.items()
+        }
 
     def fingerprint(self) -> str:
         """Return the fingerprint of a ready engine; while there is none, of the last there was."""
@@ -164,12 +171,11 @@ class TextClients:
 
     def _place(self, job: Job) -> bool:
         """Send `job` to the best link; return False when there is none."""
-        now, heard_after_s = time.monotonic(), job.heard_after_s
+        heard_after_s = job.heard_after_s
         links = [k for k in self.links() if k.serves(job.model) and k.heard_s >= heard_after_s]
         if not links:
             return False
-        link = min(links, key=lambda k: (not k.is_ready(now, STALE_S), len(k.demux.choices)))
-        job.link = link
+        job.link = link = min(links, key=by_worth(time.monotonic()))
         link.jobs[job] = None
         for choice in job.running:  # of an attempt before this one
             link.send(job.replay_of(choice), [choice])
@@ -247,6 +253,11 @@ class TextClients:
             job.link = None
             if not self._is_closing and job.unfinished:
                 self._replay(job, job.unfinished, link.heard_s)
+
+
+def by_worth(now_s: float) -> Callable[[Link], tuple[bool, int, str]]:
+    """Return a key that sorts links: ready ones first, then the least loaded."""
+    return lambda k: (not k.is_ready(now_s, STALE_S), len(k.demux.choices), k.address)
 
 
 def stub(channel: Any) -> Any:

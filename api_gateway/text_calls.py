@@ -18,6 +18,10 @@ CONVERT_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 3.0
 
 
+class WentAway(Unavailable):
+    """The tokenizer under a call is lost, or cannot be reached."""
+
+
 class TextCalls:
     """One instance serves every request of the process."""
 
@@ -25,13 +29,22 @@ class TextCalls:
         self._clients = clients
 
     async def convert(self, request: ConvertRequest) -> ConvertReply:
-        """Encode, decode or render; raises what the tokenizer says, or Unavailable."""
-        stubs = self._clients.stubs(request.model)
-        if not stubs:
-            raise Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
-        reply: ConvertReply = await answered(
-            stubs[0].Convert(request, timeout=CONVERT_TIMEOUT_S), "convert"
-        )
+        """Encode, decode or render; raises what the tokenizer says, or Unavailable.
+
+        One that goes away leaves the call to the next.
+        """
+        lost = Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
+        for stub in self._clients.stubs(request.model):
+            try:
+                return await self._convert(stub, request)
+            except WentAway as error:
+                lost = error
+        raise lost
+
+    @staticmethod
+    async def _convert(stub: Any, request: ConvertRequest) -> ConvertReply:
+        call = stub.Convert(request, timeout=CONVERT_TIMEOUT_S)
+        reply: ConvertReply = await answered(call, "convert")
         if reply.HasField("error"):
             raise from_detail(reply.error)
         return reply
@@ -97,7 +110,7 @@ async def answered(call: Awaitable[Any], what: str) -> Any:
         return await call
     except grpc.aio.AioRpcError as error:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
-            raise Unavailable(f"{what}: the tokenizer went away", retry_after_s=1) from error
+            raise WentAway(f"{what}: the tokenizer went away", retry_after_s=1) from error
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             raise Unavailable(f"{what}: no answer in time", retry_after_s=1) from error
         raise Internal(f"{what} failed below the gateway: {error.code().name}") from error

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from api_gateway import clients
+from common.rpc import channel
 from protos.common_pb2 import ErrorDetail
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, tool
@@ -149,6 +150,34 @@ async def test_only_operators_empty_the_cache(fake: FakeTokenizer, tmp_path: Pat
             head = {"authorization": f"Bearer {key}"}
             reply = await http.post("/v1/cache/reset", headers=head)
             assert reply.status_code == status, reply.text
+
+
+async def test_a_tokenizer_that_goes_away_leaves_the_call_to_the_next(
+    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(f"{fake.address},127.0.0.1:1") as gateway, in_process(gateway) as http:
+        await until(lambda: bool(gateway.clients.links()))
+        (good,) = gateway.clients.stubs()
+        monkeypatch.setattr(gateway.clients, "stubs", lambda model=None: [dead, good])
+        async with channel("127.0.0.1:1") as line:
+            dead = clients.stub(line)
+            reply = await http.post("/tokenize", json={"prompt": "ab"})
+            assert reply.json()["tokens"] == [97, 98]
+            monkeypatch.setattr(gateway.clients, "stubs", lambda model=None: [dead])
+            gone = await http.post("/tokenize", json={"prompt": "ab"})
+            assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
+
+
+async def test_calls_go_to_a_tokenizer_that_has_an_engine(fake: FakeTokenizer) -> None:
+    sick = await FakeTokenizer().start()
+    sick.is_ready = False
+    async with running(f"{fake.address},{sick.address}") as gateway, in_process(gateway) as http:
+        await until(lambda: len(gateway.clients.links()) == 2)
+        await until(lambda: all(link.states for link in gateway.clients.links()))
+        for _ in range(3):
+            assert (await http.post("/tokenize", json={"prompt": "ab"})).status_code == 200
+    await sick.stop()
+    assert len(fake.converted) == 3 and not sick.converted
 
 
 async def test_without_a_tokenizer_there_is_an_honest_503(

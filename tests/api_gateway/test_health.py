@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from api_gateway.admission import Admission
@@ -65,6 +67,25 @@ def test_engines_that_went_are_forgotten() -> None:
     assert engines(heard, 110.0) == ["a"], "silence of the last one is told"
     assert engines({"a": (READY, 95.0), "none": (none, 100.0)}, 100.0) == ["a", "none"]
     assert engines({"a": (READY, 60.0), "none": (none, 100.0)}, 100.0) == ["none"]
+
+
+async def test_one_tokenizer_that_reaches_the_engine_is_enough(fake: FakeTokenizer) -> None:
+    """Whichever of them speaks last."""
+    blind = await FakeTokenizer().start()
+    blind.is_ready = False
+    async with running(f"{fake.address},{blind.address}") as gateway:
+        await until(lambda: len(gateway.clients.links()) == 2)
+        await until(lambda: all(link.states for link in gateway.clients.links()))
+        for speaker in (fake, blind, fake, blind):
+            said = len(gateway.clients.states())
+            speaker.streams[0].state(ready=speaker is fake)
+            await asyncio.sleep(0.01)
+            assert said == 1 and gateway.health.reasons() == []
+        (seen,) = (link for link in gateway.clients.links() if link.address == fake.address)
+        engine, (state, heard_s) = seen.states.popitem()
+        seen.states[engine] = (state, heard_s - 10)
+        assert gateway.health.reasons() != [], "its word is old"
+    await blind.stop()
 
 
 async def test_ready_follows_the_line(fake: FakeTokenizer) -> None:
