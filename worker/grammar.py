@@ -1,7 +1,9 @@
 """Grammars: what an output must match, compiled by llguidance to masks over the vocabulary.
 
 A matcher's state is a function of the output ids alone: it is built again from them after a
-preemption, and follows them however many come in a step. llguidance is imported when the first
+preemption, and follows them however many come in a step. So is the verdict that it has met a limit:
+copies of one matcher share its lexer and what counts there, so that a follower that meets one
+begins again with a matcher of its own, and only what this one says is told. llguidance is imported when the first
 grammar is asked for; a worker without it refuses such requests alone.
 """
 
@@ -82,10 +84,16 @@ class Grammars:
         vocabulary = _Vocabulary(self._vocab_size, ends, stops, self._tokenizer)
         own_ends = column(grammar.end_token_ids)
         own_ends = np.unique(own_ends[own_ends < self._vocab_size])
-        return Follower(matcher, _Wait.of(grammar), vocabulary, own_ends, self._executor)
+
+        def make_own() -> LLMatcher:
+            with self._lock:  # others may have filled the one that is shared: no more of them
+                self._compiled.pop(_key(grammar), None)
+            return self._compile(grammar)
+
+        return Follower(matcher, make_own, _Wait.of(grammar), vocabulary, own_ends, self._executor)
 
     def _matcher(self, grammar: common_pb2.Grammar) -> LLMatcher:
-        key = (int(grammar.kind), grammar.text)
+        key = _key(grammar)
         with self._lock:
             known = self._compiled.get(key)
         matcher = self._compile(grammar) if known is None else known  # no step waits for another's
@@ -117,6 +125,10 @@ class Grammars:
             if self._tokenizer is None:
                 self._tokenizer = _read(LLTokenizer, self._path, self._vocab_size)
             return self._tokenizer
+
+
+def _key(grammar: common_pb2.Grammar) -> tuple[int, str]:
+    return int(grammar.kind), grammar.text
 
 
 def _read(make: Callable[..., LLTokenizer], path: Path, vocab_size: int) -> LLTokenizer:
@@ -208,21 +220,29 @@ class Follower:
     def __init__(
         self,
         matcher: LLMatcher,
+        make_own: Callable[[], LLMatcher],
         wait: _Wait,
         vocabulary: _Vocabulary,
         own_ends: Ids,
         executor: Executor,
     ) -> None:
-        """`own_ends` of the model may be text to the grammar, and would cut it in the middle."""
+        """`own_ends` of the model may be text to the grammar, and would cut it in the middle.
+
+        `make_own` makes a matcher that shares nothing with others, as `matcher` may.
+        """
         self._own_ends = own_ends
         self._executor = executor
-        self._matcher = matcher
+        self._make_own = make_own
         self._wait = wait
         self._vocabulary = vocabulary
-        self._num_seen = 0
-        self._has_started = not wait.after or wait.opener is not None
-        self._has_ended = False
+        self._begin(matcher)
         self._ahead: tuple[int, Future[Ids | None]] | None = None
+
+    def _begin(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._num_seen = 0
+        self._has_started = not self._wait.after or self._wait.opener is not None
+        self._has_ended = False
 
     def prefetch(self, output_ids: Ints) -> None:
         """Begin to compute, in a thread, what `allowed` will be asked for after these ids."""
@@ -243,6 +263,13 @@ class Follower:
         return self._allowed(output_ids)
 
     def _allowed(self, output_ids: Ints) -> Ids | None:
+        try:
+            return self._after(output_ids)
+        except GrammarLimit:
+            self._begin(self._make_own())
+            return self._after(output_ids)
+
+    def _after(self, output_ids: Ints) -> Ids | None:
         after, opener = self._wait
         for place in range(self._num_seen, len(output_ids)):
             if place == 0 and opener is not None and output_ids[0] == opener:

@@ -18,7 +18,7 @@ from protos import worker as wire
 from tests.support.tiny_tokenizer import tiny_library
 from tests.worker.plans import columns, generate, sampling, start
 from worker.build import LoadedModel, load_model
-from worker.errors import RowError
+from worker.errors import GrammarLimit, RowError
 from worker.grammar import MAX_COMPILED, Grammars
 from worker.rows import Row
 from worker.sampler import Sampler
@@ -261,6 +261,33 @@ def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: G
     row = constrained(grammars, rule, [ord("a")])
     drawn = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0]
     assert drawn.code == "grammar_limit" and "items" in drawn.fault
+
+
+def test_a_limit_is_met_by_what_an_output_needs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else has used the same grammar: copies of one matcher count their states together."""
+    monkeypatch.setattr("worker.grammar.MAX_LEXER_STATES", 500)
+    LIBRARY.save(str(tmp_path / "tokenizer.json"))
+    rule = grammar("REGEX", "(.|\n)*[aeiou](.|\n){9}b(.|\n)*[xsn](.|\n){6}")
+
+    def walk(grammars: Grammars, seed: int) -> list[int]:
+        """Return a random output, as far as it goes."""
+        follower, draw = grammars.follow(rule, np.array([STOP])), np.random.default_rng(seed)
+        output: list[int] = []
+        while len(output) < 150:
+            try:
+                allowed = follower.allowed(np.array(output, np.int32))
+            except GrammarLimit:
+                return [*output, -1]
+            assert allowed is not None
+            output.append(int(draw.choice(allowed[allowed != STOP])))
+        return output
+
+    path = tmp_path / "tokenizer.json"
+    alone = [walk(Grammars(path, VOCAB_SIZE), seed) for seed in range(8)]
+    shared = Grammars(path, VOCAB_SIZE)
+    assert [walk(shared, seed) for seed in range(8)] == alone
 
 
 def test_an_end_of_the_models_that_is_text_to_the_grammar_waits_for_it(grammars: Grammars) -> None:
