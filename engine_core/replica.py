@@ -122,6 +122,12 @@ class Fleet:
             block_size=known[0].facts.block_size if known else 0,
             max_model_len=min((one.max_model_len for one in known), default=0),
             vocab_size=known[0].facts.vocab_size if known else 0,
-            fingerprint="+".join(sorted({one.facts.fingerprint for one in known})),
+            fingerprint="+".join(sorted({fingerprint(one) for one in known})),
             num_replicas=len(up),
+            model_hash=known[0].facts.model_hash if known else "",
         )
+
+
+def fingerprint(replica: ReplicaReady) -> str:
+    """Return what exact twins have in common: numerics, and where a context is full (`n_keep`)."""
+    return f"{replica.facts.fingerprint} context={replica.max_model_len}"

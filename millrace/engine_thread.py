@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
+from engine_core.replica import fingerprint
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.prompt_lookup import prompt_lookup
@@ -195,6 +196,7 @@ class EngineThread:
             layout=facts.layout,
             propose=prompt_lookup(self._num_guesses),
         )
+        ready = wire.ReplicaReady(facts, facts.max_blocks, scheduler.max_model_len)
         state = EngineState(
             engine=Bridge.name,
             ready=True,
@@ -202,8 +204,9 @@ class EngineThread:
             block_size=facts.block_size,
             max_model_len=scheduler.max_model_len,
             vocab_size=facts.vocab_size,
-            fingerprint=facts.fingerprint,
+            fingerprint=fingerprint(ready),
             num_replicas=1,
+            model_hash=facts.model_hash,
         )
         bridge = Bridge(asyncio.get_running_loop(), state, self._deliver, self._on_add)
         runner = self._loaded.runner(facts.max_blocks)

@@ -306,7 +306,7 @@ class ModelInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., created_s: _Optional[int] = ..., max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning_format: _Optional[str] = ..., tag_tokens: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("engine", "ready", "reasons", "num_waiting", "num_running", "kv_usage", "num_blocks", "block_size", "max_model_len", "vocab_size", "fingerprint", "num_replicas")
+    __slots__ = ("engine", "ready", "reasons", "num_waiting", "num_running", "kv_usage", "num_blocks", "block_size", "max_model_len", "vocab_size", "fingerprint", "num_replicas", "model_hash")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class EngineState(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     engine: str
     ready: bool
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -331,4 +332,5 @@ class EngineState(_message.Message):
     vocab_size: int
     fingerprint: str
     num_replicas: int
-    def __init__(self, engine: _Optional[str] = ..., ready: bool = ..., reasons: _Optional[_Iterable[str]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_replicas: _Optional[int] = ...) -> None: ...
+    model_hash: str
+    def __init__(self, engine: _Optional[str] = ..., ready: bool = ..., reasons: _Optional[_Iterable[str]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_replicas: _Optional[int] = ..., model_hash: _Optional[str] = ...) -> None: ...

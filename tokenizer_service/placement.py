@@ -6,6 +6,7 @@ Knows no text and no transport: an engine is anything that keeps the promises of
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,6 +20,8 @@ from tokenizer_service.ticket import Choice, Ticket
 
 CONNECTION_LOST = "connection lost"
 """The only reason in the last state of an engine whose stream is lost."""
+KEPT_S = 10.0
+"""After the last word of an engine: until then only others with its weights may take its place."""
 
 
 class EngineLink(Protocol):
@@ -61,12 +64,38 @@ class EngineLink(Protocol):
         """Ask about the engine's books; it answers with a QueryAnswer of the same `query_id`."""
 
 
-def refuse_other_model(state: EngineState, model: str, vocab_size: int) -> None:
-    """Make `state` not ready where its tokens cannot be those of `model`; 0 = not known."""
-    if vocab_size and state.vocab_size not in (0, vocab_size):
-        served = f"{state.engine} serves another model, of {state.vocab_size} tokens"
-        state.ready = False
-        state.reasons[:] = [f"{served}; {model} has {vocab_size}"]
+class OneModel:
+    """Refuses engines whose tokens, or whose weights, are not those of the model that is served.
+
+    Which weights these are the first ready engine says; others may take their place when none of
+    them has been heard of for KEPT_S.
+    """
+
+    def __init__(self, name: str, vocab_size: int) -> None:
+        """A `vocab_size` of 0 is not known."""
+        self._name, self._vocab_size = name, vocab_size
+        self._hash, self._heard_s = "", -math.inf
+
+    def check(self, state: EngineState) -> None:
+        """Make `state` not ready, with the reason, if it is of another model."""
+        served = ""
+        if self._vocab_size and state.vocab_size not in (0, self._vocab_size):
+            served = f", of {state.vocab_size} tokens; {self._name} has {self._vocab_size}"
+        elif state.ready and not self._is_known(state.model_hash):
+            served = f" ({state.model_hash[:12]}) than the engines before it ({self._hash[:12]})"
+        if served:
+            state.ready = False
+            state.reasons[:] = [f"{state.engine} serves another model{served}"]
+
+    def _is_known(self, model_hash: str) -> bool:
+        now = time.monotonic()
+        if not model_hash:
+            return True
+        if now - self._heard_s > KEPT_S:
+            self._hash = model_hash
+        if model_hash == self._hash:
+            self._heard_s = now
+        return model_hash == self._hash
 
 
 class EngineSeat:
@@ -93,6 +122,10 @@ class EngineSeat:
         return state is not None and state.ready
 
     @property
+    def model_hash(self) -> str:
+        return self.link.state.model_hash if self.link.state is not None else ""
+
+    @property
     def load(self) -> float:
         """Choices per replica: those we know of, or those the engine told of if more."""
         state = self.link.state
@@ -101,6 +134,7 @@ class EngineSeat:
 
     def start(self, ticket: Ticket, choices: Sequence[Choice], remaining_ms: int) -> None:
         """Send `choices` of `ticket`, with what they already hold; together when all are fresh."""
+        ticket.model_hash = self.model_hash
         if len(choices) < len(ticket.choices) or any(choice.token_ids for choice in choices):
             for choice in choices:
                 self._send(ticket, [choice], remaining_ms)
@@ -139,8 +173,8 @@ class EngineSeats:
     """All attached engines, and those who wait for one. Belongs to one event loop."""
 
     def __init__(self, model: str = "", vocab_size: int = 0) -> None:
-        """An engine whose vocabulary is another than `model`'s is not ready; 0 = not known."""
-        self._model, self._vocab_size = model, vocab_size
+        """An engine of another model, or vocabulary, is not ready; 0 = not known."""
+        self._model = OneModel(model, vocab_size)
         self._seats: dict[int, EngineSeat] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -158,20 +192,29 @@ class EngineSeats:
     def all(self) -> list[EngineSeat]:
         return list(self._seats.values())
 
-    def best(self, heard_after_s: float = 0.0) -> EngineSeat | None:
-        """Return the ready seat with the least load that spoke so late; a healthy one if any."""
-        seats = self._seats.values()
-        ready = [seat for seat in seats if seat.is_ready and seat.heard_s >= heard_after_s]
+    def best(self, heard_after_s: float = 0.0, model_hash: str = "") -> EngineSeat | None:
+        """Return the ready seat with the least load that spoke so late; a healthy one if any.
+
+        Of one with `model_hash`, if told: what it has begun, other weights do not go on with.
+        """
+        seats = [seat for seat in self._seats.values() if seat.is_ready]
+        ready = [
+            seat
+            for seat in seats
+            if seat.heard_s >= heard_after_s and model_hash in ("", seat.model_hash)
+        ]
         return min(ready, key=lambda seat: (not seat.is_healthy, seat.load), default=None)
 
-    async def ready(self, timeout_s: float, heard_after_s: float = 0.0) -> EngineSeat:
-        """Wait for a ready engine that has spoken since then; raise Unavailable in the end."""
-        seat = self.best(heard_after_s)
+    async def ready(
+        self, timeout_s: float, heard_after_s: float = 0.0, model_hash: str = ""
+    ) -> EngineSeat:
+        """Wait for what `best` returns; raise Unavailable in the end."""
+        seat = self.best(heard_after_s, model_hash)
         try:
             async with asyncio.timeout(timeout_s):
                 while seat is None:
                     await self._news()
-                    seat = self.best(heard_after_s)
+                    seat = self.best(heard_after_s, model_hash)
         except TimeoutError:
             reasons = ", ".join(self.reasons()) or "not a word since one was lost"
             raise Unavailable(f"no engine is ready: {reasons}", retry_after_s=1) from None
@@ -188,7 +231,7 @@ class EngineSeats:
     def told(self, link: EngineLink) -> None:
         """An engine has told its state: let those who wait look again."""
         if link.state is not None:
-            refuse_other_model(link.state, self._model, self._vocab_size)
+            self._model.check(link.state)
         seat = self._seats.get(id(link))
         if seat is not None:
             self.heard(seat)

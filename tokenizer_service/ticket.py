@@ -47,6 +47,8 @@ class Ticket:
     limits: Limits | None = None
     """Complete; set once the prompt is built and an engine is known."""
     sampling: bytes = b""
+    model_hash: str = ""
+    """Of the engine that got it for the last time; empty when that did not tell."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What is under way for it: its start, or the replay of a choice."""
 

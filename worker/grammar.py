@@ -3,8 +3,8 @@
 A matcher's state is a function of the output ids alone: it is built again from them after a
 preemption, and follows them however many come in a step. So is the verdict that it has met a limit:
 copies of one matcher share its lexer and what counts there, so that a follower that meets one
-begins again with a matcher of its own, and only what this one says is told. llguidance is imported when the first
-grammar is asked for; a worker without it refuses such requests alone.
+begins again with a matcher of its own, and only what this one says is told. llguidance is imported
+when the first grammar is asked for; a worker without it refuses such requests alone.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ async def test_a_stream_end_to_end(stack: Stack, caller: Caller, hire: Hire) -> 
     hire()
     state = await caller.ready()
     assert (state.num_blocks, state.block_size, state.max_model_len) == (64, 16, 512)
-    assert (state.vocab_size, state.fingerprint, state.num_replicas) == (1000, "fake", 1)
+    assert (state.vocab_size, state.model_hash, state.num_replicas) == (1000, "m", 1)
+    assert state.fingerprint == "fake context=512"
     await caller.add(5, [1, 2, 3], max_tokens=20)
     finish = await caller.ended(5)
     assert caller.tokens[5] == undisturbed([1, 2, 3], 0, 23, (), 0)

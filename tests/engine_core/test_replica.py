@@ -61,5 +61,7 @@ def test_the_report_sums_up() -> None:
     fleet = fleet_of(QUIET, changed(num_free_blocks=10))
     report = fleet.report("e", 3, [])
     assert (report.ready, report.num_waiting, report.num_running) == (True, 5, 4)
-    assert (report.num_blocks, report.kv_usage, report.fingerprint) == (80, 0.5, "twin")
+    assert (report.num_blocks, report.kv_usage, report.fingerprint) == (80, 0.5, "twin context=512")
+    fleet.replicas[2].facts = ReplicaReady(FACTS, 40, 256)
+    assert fleet.report("e", 0, []).fingerprint == "twin context=256+twin context=512"
     assert not fleet.report("e", 0, ["draining"]).ready

@@ -13,6 +13,7 @@ from protos.limits import PROOF_TOKENS
 from protos.tokenizer_pb2 import Resumed, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ids_of, ready_state
 from tests.tokenizer_service.stage import Build, Stage, request, until
+from tokenizer_service import placement
 
 
 async def test_a_lost_engine_is_replayed_without_gap_or_duplicate(build: Build) -> None:
@@ -124,6 +125,38 @@ async def test_engines_that_die_together_cost_one_attempt(
     assert [add.attempt for add in stage.link.adds] == [1]
     stage.step((0, 1, "b"), finishes=[finish(0, FinishReason.LENGTH, 2)])
     assert stage.gateway.texts[0] == b"ab"
+
+
+async def test_other_weights_do_not_go_on_with_what_was_begun(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines of one vocabulary may have other weights, as while a model is exchanged."""
+
+    def attach(name: str, model_hash: str) -> FakeLink:
+        link = FakeLink(name)
+        link.state = ready_state(name, model_hash=model_hash)
+        stage.pipeline.attach_engine(link)
+        stage.pipeline.on_state(link)
+        return link
+
+    stage = build(with_engine=False)
+    stage.link = attach("old", "a" * 16)
+    other = attach("new", "b" * 16)
+    assert other.state is not None
+    assert list(other.state.reasons) == [
+        "new serves another model (bbbbbbbbbbbb) than the engines before it (aaaaaaaaaaaa)"
+    ]
+    await stage.submit()
+    stage.step((0, 0, "a"))
+    stage.pipeline.detach_engine(stage.link)
+    monkeypatch.setattr(placement, "KEPT_S", 0.0)
+    other.state = ready_state("new", model_hash="b" * 16)
+    stage.pipeline.on_state(other)
+    await stage.submit(1)
+    assert [add.request_id for add in other.adds] == ["r1"], "nobody of the first has come back"
+    stage.link = attach("old again", "a" * 16)
+    await until(lambda: bool(stage.link.adds))
+    assert [ids_of(ids) for ids in stage.link.adds[0].resumed_token_ids] == [[97]]
 
 
 async def test_who_only_waits_outlives_any_number_of_engines(
