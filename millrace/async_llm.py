@@ -148,7 +148,7 @@ class AsyncLLM:
             seed = self._seeds.getrandbits(64)
             (wanted,) = _params_for([prompt], params)
             order = asked(prompt, wanted, self._client.info, request_id, seed)
-            deltas = Deltas(self._client, prompt, wanted, order)
+            deltas = Deltas(prompt, wanted, order)
             pieces = self._submit(order.request)
             try:
                 async for piece in pieces:

@@ -27,6 +27,8 @@ class Piece:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TextLogprobs] = ()
     bulks: Sequence[TextBulk] = ()
+    prompt_ids: bytes = b""
+    """Column, of the request's prompt, when it was asked for."""
     finish: Finish | None = None
 
 
@@ -46,9 +48,6 @@ class EngineClient(Protocol):
 
         Closing the generator early ends the request. Errors come as a Finish, never raised.
         """
-
-    def prompt_token_ids(self, request_id: str) -> list[int] | None:
-        """Return the prompt of a running request in ids, None when this client cannot know."""
 
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
         """Show intermediates of the model to `callback`; raise InvalidRequest when it is remote."""

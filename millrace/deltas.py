@@ -9,23 +9,21 @@ from api_gateway.bulks import Bulks
 from api_gateway.replies import stop_reason
 from api_gateway.structure import blamed, grammar_field
 from common.errors import Internal, from_detail
-from millrace.client import EngineClient, Piece
+from millrace.client import Piece
 from millrace.outputs import FINISH_REASONS, CompletionOutput, Logprob, RequestOutput
 from millrace.params import SamplingParams
-from millrace.prompts import Asked, Prompt, given_ids, prompt_text
+from millrace.prompts import Asked, Prompt, prompt_text
 from protos import common_pb2
+from protos.columns import unpack
 from protos.tokenizer_pb2 import TextLogprobs
 
 
 class Deltas:
     """Reads the pieces of one request, in order."""
 
-    def __init__(
-        self, client: EngineClient, prompt: Prompt, params: SamplingParams, asked: Asked
-    ) -> None:
-        self._client = client
+    def __init__(self, prompt: Prompt, params: SamplingParams, asked: Asked) -> None:
         self._prompt = prompt
-        self._given_ids = given_ids(prompt)
+        self._prompt_ids: list[int] = []
         self._params = params
         self._asked = asked
         self._num_open = params.n
@@ -46,11 +44,13 @@ class Deltas:
             bulks.add(bulk)
         self._num_open -= finish is not None
         output = self._output(piece)
+        self._prompt_ids = self._prompt_ids or unpack(piece.prompt_ids).tolist()
         whole = RequestOutput(
             request_id=self._request_id,
             prompt=prompt_text(self._prompt),
-            prompt_token_ids=self._given_ids or self._client.prompt_token_ids(self._request_id),
+            prompt_token_ids=self._prompt_ids,
             outputs=[output],
+            num_prompt_tokens=len(self._prompt_ids),
             finished=self._num_open == 0,
         )
         if finish is not None:

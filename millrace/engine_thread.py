@@ -52,10 +52,8 @@ class Bridge:
         loop: asyncio.AbstractEventLoop,
         state: EngineState,
         deliver: Callable[[Bridge, wire.ToFront], None],
-        on_add: Callable[[GenerateRequest], None],
     ) -> None:
         self.state: EngineState | None = state
-        self._on_add = on_add
         self._loop = loop
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[wire.ToScheduler] = queue.SimpleQueue()
@@ -85,7 +83,6 @@ class Bridge:
     # ── the text tier's event loop ───────────────────────────────────────────────────────────
 
     def add(self, request: GenerateRequest) -> None:
-        self._on_add(request)
         self._inbox.put(translate.to_add(SESSION, request))
 
     def abort(self, slot: int) -> None:
@@ -162,11 +159,8 @@ class EngineThread:
         kv_cache_bytes: int,
         max_model_len: int | None,
         pipeline: TextPipeline,
-        on_add: Callable[[GenerateRequest], None],
         num_guesses: int = 0,
     ) -> None:
-        """`on_add` sees every request that goes to the engine."""
-        self._on_add = on_add
         self._num_guesses = num_guesses
         self._loaded = loaded
         self._facts = loaded.facts(kv_cache_bytes)
@@ -208,7 +202,7 @@ class EngineThread:
             num_replicas=1,
             model_hash=facts.model_hash,
         )
-        bridge = Bridge(asyncio.get_running_loop(), state, self._deliver, self._on_add)
+        bridge = Bridge(asyncio.get_running_loop(), state, self._deliver)
         runner = self._loaded.runner(facts.max_blocks)
         warm_up(runner)
         worker = InlineWorker(runner, self._loaded.prepare_grammar)

@@ -23,9 +23,7 @@ from millrace.errors import CommandError
 from millrace.options import ModelOptions
 from millrace.pieces import Taker
 from millrace.project import DEMO_MODEL, DEMO_NAME, check_length, model_folder
-from protos.columns import unpack
 from protos.common_pb2 import ABORTED, Finish, ModelInfo
-from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextBatch, TextRequest
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import folder_name
@@ -55,11 +53,8 @@ class InProcessClient:
         self._loaded = loaded
         self._text = text
         pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)
-        self._engine = EngineThread(
-            loaded, kv_cache_bytes, max_model_len, pipeline, self._note, num_guesses
-        )
+        self._engine = EngineThread(loaded, kv_cache_bytes, max_model_len, pipeline, num_guesses)
         self._engine.start()
-        self._prompts: dict[str, list[int]] = {}
         self._demux = Demux()
         self._session = pipeline.open_session(self._take, self._demux.deliver_bulk)
         self._is_closed = False
@@ -81,14 +76,9 @@ class InProcessClient:
                 for piece in taker.take(await mailbox.wait()):
                     yield piece
         finally:
-            self._prompts.pop(request.request_id, None)
             for choice in choices:
                 if self._demux.remove(choice):
                     self._pipeline.abort(self._session, choice.slot)
-
-    def prompt_token_ids(self, request_id: str) -> list[int] | None:
-        """Return the prompt of a running request in ids."""
-        return self._prompts.get(request_id)
 
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
         """Show intermediates of the model to `callback`, in the engine's thread."""
@@ -116,9 +106,6 @@ class InProcessClient:
             choice.end(Finish(reason=ABORTED))
         await self._engine.stop()
         await self._text.close()
-
-    def _note(self, request: GenerateRequest) -> None:
-        self._prompts[request.request_id] = unpack(request.prompt_token_ids).tolist()
 
     def _take(self, batch: TextBatch) -> None:
         broken = self._demux.deliver(batch)

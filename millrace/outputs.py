@@ -53,8 +53,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int] | None
-    """None when a remote server has made them."""
+    prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = False
     num_prompt_tokens: int = 0

@@ -13,6 +13,7 @@ class Taker:
     """Remembers how many token ids of each choice were taken, to return only new ones."""
 
     def __init__(self, choices: list[Choice]) -> None:
+        self._choices = choices
         self._taken = dict.fromkeys((choice.number for choice in choices), 0)
 
     @property
@@ -40,5 +41,6 @@ class Taker:
                 token_ids=array("I", bytes(choice.token_ids[begin:held])),
                 logprobs=choice.take_logprobs(),
                 bulks=choice.take_bulks(),
+                prompt_ids=max(one.prompt_ids for one in self._choices),  # one of them has it
                 finish=choice.finish,
             )

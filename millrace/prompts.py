@@ -51,6 +51,7 @@ def asked(
 ) -> Asked:
     """Return the request; raise InvalidRequest when `prompt` is none of the known forms."""
     request = params.request(info, request_id, seed)
+    request.text.return_prompt_ids = True
     if isinstance(prompt, Mapping) and "messages" in prompt:
         return _asked_chat(request, prompt, params, info)
     _fill(request, prompt)
@@ -92,12 +93,6 @@ def prompt_text(prompt: Prompt) -> str | None:
         return prompt
     text = prompt.get("prompt")
     return text if isinstance(text, str) else None
-
-
-def given_ids(prompt: Prompt) -> list[int] | None:
-    """Return the ids the user gave, None for text and messages."""
-    ids = None if isinstance(prompt, str) else prompt.get("prompt_token_ids")
-    return None if ids is None else list(plain(ids))
 
 
 def _only(prompt: Mapping[str, Any], key: str) -> Any:

@@ -44,10 +44,6 @@ class RemoteClient:
             self._clients.release(job)
             self._jobs.discard(job)
 
-    def prompt_token_ids(self, request_id: str) -> list[int] | None:
-        """Return None: the ids are made on the other side."""
-        return None
-
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
         """Refuse: the model is in another process."""
         raise InvalidRequest("hooks need the model in this process, not a url", param="url")

@@ -669,3 +669,14 @@ def test_own_model_sessions_do_not_mix(own: LLM) -> None:
 
     topics = ["Rome", "rain", "numbers"]
     assert talk(topics) == [talk([topic])[0] for topic in topics]
+
+
+async def test_two_requests_of_one_id_have_their_own_prompts(tiny: Path) -> None:
+    async with await AsyncLLM.open(tiny, kv_cache_memory=KV_CACHE_MEMORY) as llm:
+
+        async def lengths(prompt: str) -> set[tuple[int, int]]:
+            deltas = llm.stream(prompt, sampled(1, max_tokens=9), request_id="same")
+            return {(len(d.prompt_token_ids), d.num_prompt_tokens) async for d in deltas}
+
+        (short,), (long,) = await asyncio.gather(lengths("abc"), lengths("hello world"))
+        assert 0 < short[0] == short[1] < long[0] == long[1]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
-from millrace.client import EngineClient, Piece
+from millrace.client import Piece
 from millrace.deltas import Deltas
 from millrace.params import SamplingParams
 from millrace.prompts import asked
@@ -28,11 +25,10 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     ],
 )
 def test_how_an_answer_with_tools_ends(text: str, reason: Finish.Reason, word: str) -> None:
-    client = cast(EngineClient, SimpleNamespace(prompt_token_ids=lambda request_id: [1]))
     prompt, params = (
         {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]},
         SamplingParams(),
     )
-    deltas = Deltas(client, prompt, params, asked(prompt, params, INFO, "r", 1))
+    deltas = Deltas(prompt, params, asked(prompt, params, INFO, "r", 1))
     whole = deltas.read(Piece(0, text, finish=Finish(reason=reason)))
     assert [output.finish_reason for output in whole.outputs] == [word]
