@@ -16,7 +16,17 @@ ServiceError
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import sys
+from typing import Any, ClassVar, NoReturn
+
+CANNOT_WORK = 78
+"""Exit status (EX_CONFIG of sysexits.h) of a process that would end so each time it is started."""
+
+
+def refuse_to_work(why: str) -> NoReturn:
+    """End the process with one line: its settings or its model are wrong."""
+    sys.stderr.write(f"{why}\n")
+    sys.exit(CANNOT_WORK)
 
 
 class PortTaken(Exception):

@@ -21,6 +21,8 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from common.errors import refuse_to_work
+
 SERVICES = ("gateway", "tokenizer", "engine", "worker")
 PATHS = ("model", "api_key_file", "tenant_limits")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -77,7 +79,7 @@ def load_or_exit(cls: type[S], service: str) -> S:
     try:
         return load(cls, service)
     except SettingsError as error:
-        sys.exit(f"settings: {error}")
+        refuse_to_work(f"settings: {error}")
 
 
 def from_file(path: str, service: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import zmq
 
 from common import logs, metrics, rpc, threads
 from common.addresses import joined
-from common.errors import PortTaken
+from common.errors import PortTaken, refuse_to_work
 from common.settings import SettingsError, load_or_exit
 from engine_core.front import Front
 from engine_core.metrics import PhaseTimes, register
@@ -109,7 +109,7 @@ def main() -> None:
     try:
         tenants = read_tenants(settings.tenant_limits)
     except SettingsError as error:
-        sys.exit(f"settings: engine: {error}")
+        refuse_to_work(f"settings: engine: {error}")
     try:
         asyncio.run(serve(settings, tenants))
     except PortTaken as error:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from common.errors import CANNOT_WORK
 from millrace.console import Console
 from millrace.placement import Replica
 from millrace.replica_process import ReplicaProcess
@@ -144,7 +145,9 @@ class Supervisor:
 
 
 def wants_restart(process: ReplicaProcess, status: int) -> bool:
-    """Apply compose's restart policy."""
+    """Apply compose's restart policy; what cannot work has had its one chance."""
+    if status == CANNOT_WORK and not process.was_healthy:
+        return False
     policy, _, limit = process.replica.restart.partition(":")
     if policy == "on-failure":
         return status != 0 and (not limit or process.num_starts <= int(limit))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import logs, metrics, rpc, threads
 from common.addresses import joined
-from common.errors import PortTaken
+from common.errors import PortTaken, refuse_to_work
 from common.model_folder import ModelFolderError
 from common.settings import SettingsError, load_or_exit
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
@@ -39,7 +39,7 @@ def main() -> None:
             Path(settings.model), settings.served_model_name, series, settings.template_kwargs()
         )
     except (ModelFolderError, SettingsError) as error:
-        sys.exit(f"tokenizer: {error}")
+        refuse_to_work(f"tokenizer: {error}")
     states = StateFeed()
     pipeline = TextPipeline(model, series, on_engine_state=states.tell)
     reasons = pipeline.seats.reasons

@@ -13,7 +13,7 @@ from pathlib import Path
 import zmq
 
 from common import logs, threads
-from common.errors import PortTaken
+from common.errors import PortTaken, refuse_to_work
 from common.metrics import new_registry, serve
 from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
@@ -39,7 +39,9 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.interrupt())
         server.run()
-    except (ModelFolderError, PortTaken, ValueError, OSError, MemoryError) as error:
+    except (ModelFolderError, ValueError) as error:
+        refuse_to_work(f"worker: {error}")
+    except (PortTaken, OSError, MemoryError) as error:
         sys.exit(f"worker: {error}")
 
 

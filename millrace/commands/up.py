@@ -58,6 +58,7 @@ VARIABLES = {  # option: variable of docker-compose.yml
     "log_level": "LOG_LEVEL",
 }
 SCALES = {"gateways": "api-gateway", "tokenizers": "tokenizer-service", "workers": "worker"}
+ENGINE_TENSOR_PARALLEL = "MILLRACE_ENGINE_TENSOR_PARALLEL_SIZE"
 MODEL_TARGET = "/model"
 TIERS = {  # package: its name among the settings
     "api_gateway": "gateway",
@@ -159,9 +160,9 @@ def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")
-    if args.workers and args.workers % (args.tensor_parallel_size or 1):
-        raise CommandError("--workers must be a multiple of --tensor-parallel-size")
-    if variables.get("TENSOR_PARALLEL_SIZE", "1") != "1":
+    told = asked(variables)
+    sizes = (told.get(name, "1") for name in ("TENSOR_PARALLEL_SIZE", ENGINE_TENSOR_PARALLEL))
+    if any(size != "1" for size in sizes):
         raise CommandError("--tensor-parallel-size above 1 does not exist yet; leave it out")
     if variables.get("DEVICE", "cpu") == "cuda" and importlib.util.find_spec("cupy") is None:
         raise CommandError("--device cuda needs CuPy: pip install 'millrace[gpu]' (or gpu-cuda13)")
@@ -190,6 +191,9 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
     host, port = published[0]
     served = variables["SERVED_MODEL_NAME"]
     replicas = place(file, scales, _distinct_ports())
+    for name in SCALES.values():
+        if name in file.services and not any(replica.service == name for replica in replicas):
+            raise CommandError(f"there is no {name}: GATEWAYS, TOKENIZERS or WORKERS is 0")
     for replica in replicas:
         _check_settings(replica, file.root)
     return Plan(

@@ -18,7 +18,7 @@ import pytest
 
 from api_gateway.__main__ import configure
 from api_gateway.listening import allow_connections, listen
-from common.errors import PortTaken
+from common.errors import CANNOT_WORK, PortTaken
 from protos.limits import MAX_CONNECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_bad_settings_end_in_one_line() -> None:
     ):
         process = start(option)
         error = process.communicate(timeout=20)[1]
-        assert process.returncode == 1 and word in error and error.count("\n") == 1
+        assert process.returncode == CANNOT_WORK and word in error and error.count("\n") == 1
 
 
 def test_a_bound_of_open_files_that_stays_low_is_told(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import CANNOT_WORK
 from tests.engine_core.stack import calling
 from tests.support.fake_worker import FakeWorker
 
@@ -148,7 +149,7 @@ def test_a_budget_below_the_seats_is_refused() -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == CANNOT_WORK
     assert "max_num_batched_tokens (8) must be at least max_num_seqs (64)" in done.stderr
 
 

@@ -175,10 +175,6 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
             marks=pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here"),
         ),
         (
-            ["--workers", "3", "--tensor-parallel-size", "2"],
-            "--workers must be a multiple of --tensor-parallel-size",
-        ),
-        (
             ["--model", "{tmp}/model", "--api-key-file", "/nowhere/keys"],
             "/nowhere/keys does not exist",
         ),
@@ -204,6 +200,23 @@ def test_up_refuses_in_one_line(
     said = capsys.readouterr().err
     assert said.startswith("millrace: " + message.replace("{tmp}", str(tmp_path))), said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MILLRACE_ENGINE_TENSOR_PARALLEL_SIZE", "2", "--tensor-parallel-size above 1 does not"),
+        ("TENSOR_PARALLEL_SIZE", "2", "--tensor-parallel-size above 1 does not"),
+        ("WORKERS", "0", "there is no worker: GATEWAYS, TOKENIZERS or WORKERS is 0"),
+    ],
+)
+def test_up_refuses_an_environment_that_cannot_work(
+    name: str, value: str, message: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(name, value)
+    assert main(["up", "--state", str(tmp_path / "state"), "--port", str(free_port())]) == 1
+    assert capsys.readouterr().err.startswith(f"millrace: {message}")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import CANNOT_WORK
 from millrace.processes import is_listening
 from tests.support.stack import MakeStack, eventually
 
@@ -124,10 +125,14 @@ def test_up_gives_up_with_the_reason_and_the_log(make_stack: MakeStack, tmp_path
     assert stack.left() == []
 
 
-def test_a_replica_that_cannot_start_ends_the_command(make_stack: MakeStack) -> None:
-    stack = make_stack(BROKEN="1")
+@pytest.mark.parametrize(("status", "tries_again"), [("1", True), (str(CANNOT_WORK), False)])
+def test_a_replica_that_cannot_start_ends_the_command(
+    make_stack: MakeStack, status: str, tries_again: bool
+) -> None:
+    stack = make_stack(BROKEN=status)
     done = stack.call("up", "--detach")
     assert done.returncode == 1
+    assert ("starts again in" in done.stdout) == tries_again
     assert re.search(r"gave up: middle-\d does not start", done.stdout)
     assert "fake: this setting is wrong" in done.stdout
     assert stack.left() == []

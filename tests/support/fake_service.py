@@ -37,8 +37,9 @@ class SharedPort(ThreadingHTTPServer):
 
 
 def main() -> None:
-    if SETTINGS.get("FAKE_BROKEN"):
-        sys.exit("fake: this setting is wrong")
+    if status := SETTINGS.get("FAKE_BROKEN"):
+        sys.stderr.write("fake: this setting is wrong\n")
+        sys.exit(int(status))
     if SETTINGS.get("FAKE_STUBBORN"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from common import rpc
+from common.errors import CANNOT_WORK
 from protos.tokenizer_pb2_grpc import TokenizerStub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ async def test_serves_and_stops_cleanly(tiny_folder: Path) -> None:
 async def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     process = await start(f"--model={tmp_path / 'nowhere'}")
     _, said = await process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == CANNOT_WORK
     assert said.decode().strip() == f"tokenizer: no model folder at {tmp_path / 'nowhere'}"
 
 
@@ -67,5 +68,5 @@ async def test_values_for_templates_that_are_none_are_one_clear_line(
 ) -> None:
     process = await start(f"--model={tiny_folder}", f"--default_chat_template_kwargs={value}")
     _, error = await process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == CANNOT_WORK
     assert error.decode().startswith(f"tokenizer: {said}") and error.count(b"\n") == 1

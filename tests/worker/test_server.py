@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from common.errors import CANNOT_WORK
 from common.metrics import new_registry, serve
 from protos import common_pb2
 from protos import worker as wire
@@ -383,7 +384,7 @@ def test_a_stop_breaks_off_the_compilation_of_the_kernels(
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
     with run_process(*arguments, "--metrics-port=0") as process:
-        assert process.wait(20) == 1
+        assert process.wait(20) == CANNOT_WORK
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     assert len(lines) == 1 and words in lines[0]
