@@ -6,6 +6,7 @@ of a wheel reads the compose file beside the packages, where it lies in a clone.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+CXX = os.environ.get("CXX", "")
 COMPOSE = "docker-compose.yml"
 
 
@@ -35,7 +37,7 @@ def compile_kernels() -> None:
     from worker.kernels.compile import CompileError, compile_packaged
 
     try:
-        sys.stderr.write(f"compiled {compile_packaged()}\n")
+        sys.stderr.write(f"compiled {compile_packaged(CXX)}\n")
     except (CompileError, OSError) as error:
         sys.stderr.write(f"kernels are not compiled now, but at first use: {error}\n")
 

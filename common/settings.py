@@ -87,18 +87,24 @@ def from_file(path: str, service: str) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        sections = yaml.safe_load(_text("MILLRACE_CONFIG", path)) or {}
+        sections = _named(yaml.safe_load(_text("MILLRACE_CONFIG", path)))
         if unknown := sorted({str(name) for name in sections} - {*SERVICES, service}):
             raise ValueError(f"unknown sections {unknown}; known: {', '.join(SERVICES)}")
-        section = dict(sections.get(service) or {})
+        section = dict(_named(sections.get(service)))
         folder = Path(path).parent  # what the file names lies beside it
         paths = {k: v for k in PATHS if isinstance(v := section.get(k), str) and v}
         return section | {name: str(folder / value) for name, value in paths.items()}
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, TypeError, ValueError) as error:
         raise SettingsError(
             f"MILLRACE_CONFIG: {path} is not YAML of `{service}:` and `name: value` lines under "
             f"it: {error}"
         ) from error
+
+
+def _named(value: Any) -> dict[Any, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} stands where names and values should")
+    return value or {}
 
 
 def _text(name: str, path: str) -> str:

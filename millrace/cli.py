@@ -7,6 +7,7 @@ A program of its own has `main` instead. A command's module is imported only whe
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -70,6 +71,12 @@ def _run(name: str, argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at exit
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"millrace: {error.strerror}: the output is cut", file=sys.stderr)
+        return 1
 
 
 def _open_standard_streams() -> None:

@@ -67,7 +67,7 @@ class SamplingParams:
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()
-    """None of these comes out."""
+    """None of these comes out as tokens of its own; a longer token may hold one."""
     allowed_token_ids: Sequence[int] | None = None
     """Nothing else comes out; None allows all."""
     samplers: Sequence[str] = ()

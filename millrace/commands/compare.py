@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", default=DEMO_MODEL, metavar="DIR", help="(default: the demo)")
     option("--left", default=REFERENCE, metavar="SIDE", help=f"(default: {REFERENCE})")
     option("--right", default="", metavar="SIDE", help="(default: as a server would compute)")
-    option("--prompt", default=PROMPT, metavar="TEXT")
-    option("--token-ids", metavar="IDS", help="comma list, instead of a prompt")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--prompt", default=PROMPT, metavar="TEXT")
+    either.add_argument("--token-ids", metavar="IDS", help="comma list, instead of a prompt")
     option("--all", action="store_true", help="show every tensor, not only each layer's worst")
     option(
         "--tolerance", type=float, default=0.05, metavar="T",

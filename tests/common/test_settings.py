@@ -58,7 +58,7 @@ def test_errors_name_the_field(argv: list[str], environ: dict[str, str], named: 
         load(Door, "door", argv, environ)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]", "door: [1]", "door: 5", "5"])
+@pytest.mark.parametrize("content", [None, "{", "[1]", "door: [1]", "door: 5", "5", "[]"])
 def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, content: str | None) -> None:
     config = tmp_path / "m.yaml"
     if content is not None:

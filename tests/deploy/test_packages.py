@@ -21,7 +21,7 @@ from pathlib import Path
 
 class CompileError(Exception): pass
 
-def compile_packaged():
+def compile_packaged(preferred):
     built = Path(__file__).parent / "packaged.so"
     built.write_bytes(b"made here")
     return built

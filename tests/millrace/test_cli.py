@@ -8,6 +8,7 @@ import importlib
 import io
 import re
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -401,3 +402,14 @@ def test_what_the_file_leaves_empty_the_environment_may_say(
     )  # fmt: skip
     process = ReplicaProcess(replica, tmp_path, "run", lambda name, line: None).start()
     assert process.communicate()[0].split() == [b"/keys", b"float32"]
+
+
+def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "millrace.cli", "doctor", "--state", str(tmp_path)],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("millrace: No space left on device: the output is cut\n")
+    assert "Traceback" not in done.stderr

@@ -87,15 +87,17 @@ def sources_hash(salt: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_packaged() -> Path:
-    """Compile beside the sources, for the installer, unless an earlier one did; raise CompileError
-    or OSError."""
+def compile_packaged(preferred: str = "") -> Path:
+    """Compile beside the sources, for the installer, unless an earlier one did.
+
+    `preferred` is the text of $CXX. Raises CompileError or OSError.
+    """
     if kept := packaged_library():
         return kept
     PACKAGED_HASH.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=SOURCES) as scratch:
         built = Path(scratch) / "library.so"
-        _compile(find_compiler(), (), built)
+        _compile(find_compiler(preferred), (), built)
         os.replace(built, PACKAGED)
     PACKAGED_HASH.write_text(_packaged_name())
     return PACKAGED

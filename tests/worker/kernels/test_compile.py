@@ -299,3 +299,6 @@ def test_an_installer_that_comes_again_does_not_compile_again(
     packaged.write_text("lib")  # damaged
     compiling.compile_packaged()
     assert len(compiled) == 2
+    packaged.unlink()
+    with pytest.raises(CompileError, match="there is no program '/nowhere/c'"):
+        compiling.compile_packaged("/nowhere/c")
