@@ -62,6 +62,6 @@ def behind(address: str) -> set[str]:
             with suppress(socket.gaierror):  # no replica yet, and so no name
                 rows = socket.getaddrinfo(host.strip("[]"), int(port), family=family)
                 return {joined(*row[4][:2]) for row in rows}
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         log.warning("cannot resolve", extra={"address": address, "error": error})
     return set()

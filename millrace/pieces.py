@@ -27,6 +27,7 @@ class Taker:
         What comes for a choice while its turn is awaited is in its piece, and is news once more: an
         end that was taken is not told again.
         """
+        prompt_ids = max(choice.prompt_ids for choice in self._choices)  # one of them has it
         for choice in news:
             if choice.number not in self._taken:
                 continue
@@ -41,6 +42,6 @@ class Taker:
                 token_ids=array("I", bytes(choice.token_ids[begin:held])),
                 logprobs=choice.take_logprobs(),
                 bulks=choice.take_bulks(),
-                prompt_ids=max(one.prompt_ids for one in self._choices),  # one of them has it
+                prompt_ids=prompt_ids,
                 finish=choice.finish,
             )

@@ -331,7 +331,7 @@ class TextPipeline:
             if choice.attempt >= limits.MAX_ATTEMPTS:
                 raise Unavailable(limits.given_up(choice.attempt), code=limits.ATTEMPTS_EXHAUSTED)
             wait_s = until_s - asyncio.get_running_loop().time()
-            begun_by = choice.ticket.model_hash if choice.token_ids else ""
+            begun_by = choice.ticket.begun_by
             seat = await self.seats.ready(max(0.0, wait_s), choice.heard_after_s, begun_by)
             remaining_ms = choice.ticket.remaining_ms()
             if choice.is_open:

@@ -108,9 +108,9 @@ class Sandbox:
             raise Unavailable(what, retry_after_s=1) from None
 
     async def _try(self, message: bytes) -> bytes:
-        child = await self._child()
-        begun_s = cpu_s(child.pid)
         try:
+            child = await self._child()
+            begun_s = cpu_s(child.pid)
             async with asyncio.timeout(self._timeout_s):
                 return await exchange(child, message)
         except TimeoutError:

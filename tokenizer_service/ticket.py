@@ -57,6 +57,11 @@ class Ticket:
         return self.request.limits.tenant, self.request.request_id
 
     @property
+    def begun_by(self) -> str:
+        """The model whose words some choice holds already; empty when none holds any."""
+        return self.model_hash if any(choice.token_ids for choice in self.choices) else ""
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt) // 4
 

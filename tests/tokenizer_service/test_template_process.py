@@ -159,8 +159,9 @@ async def test_a_child_that_dies_while_it_starts_is_replaced(
     assert len(started) == 2
 
 
+@pytest.mark.parametrize("is_at_start", [False, True])
 async def test_a_failure_that_nobody_foresaw_harms_one_request(
-    monkeypatch: pytest.MonkeyPatch,
+    is_at_start: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = sandbox.exchange
 
@@ -171,7 +172,8 @@ async def test_a_failure_that_nobody_foresaw_harms_one_request(
         raise MemoryError
 
     async with process() as child:
-        await child.render(USER)
+        if not is_at_start:
+            await child.render(USER)
         monkeypatch.setattr(sandbox, "exchange", failing)
         with pytest.raises(MemoryError):
             await child.render([{"content": "another"}])
