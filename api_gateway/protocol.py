@@ -29,7 +29,8 @@ from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 HEAD_TIMEOUT_S = 30.0
 END, UPGRADE = b"\r\n\r\n", b"\r\nupgrade:"
 MAX_PIPELINED = 16
-"""Behind the request that runs. At more of them no further bytes are read, nor is an end seen."""
+"""Behind the request that runs. At more of them, or behind 64 KiB of a body, no further bytes are
+read, nor is an end seen."""
 AN_UPGRADE = re.compile(UPGRADE, re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""Looks names up beside the event loop: one that no server answers holds up no other, and no end.
+"""Looks names up beside the event loop: one that no server answers holds up others 2 s, no end.
 
 The threads are daemons of our own: those of asyncio's pool are few, and waited for at the end.
 """
@@ -15,7 +15,7 @@ from common.addresses import joined
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 2.0
-"""What is not known by then is known at a later look."""
+"""What is not known by then is known at a later look. So long a mute name holds up the others."""
 
 
 class Names:
@@ -24,16 +24,21 @@ class Names:
     def __init__(self, addresses: str) -> None:
         self._addresses = [a.strip() for a in addresses.split(",") if a.strip()]
         self._asked: dict[str, asyncio.Future[set[str]]] = {}
+        self._known: dict[str, set[str]] = {}  # the last answers
 
     async def look_up(self) -> set[str]:
-        """Return every `ip:port` behind the list; a name may have many replicas."""
+        """Return every `ip:port` behind the list; a name may have many replicas.
+
+        Of a name that has no answer within PATIENCE_S, those of the last one.
+        """
         for address in self._addresses:
             if address not in self._asked:
                 self._asked[address] = ask(address)
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=PATIENCE_S)
-        known = [address for address, answer in self._asked.items() if answer.done()]
-        return set().union(*(self._asked.pop(address).result() for address in known))
+        for address in [address for address, answer in self._asked.items() if answer.done()]:
+            self._known[address] = self._asked.pop(address).result()
+        return set().union(*self._known.values())
 
 
 def ask(address: str) -> asyncio.Future[set[str]]:
@@ -42,7 +47,11 @@ def ask(address: str) -> asyncio.Future[set[str]]:
     answer: asyncio.Future[set[str]] = loop.create_future()
 
     def work() -> None:
-        found = behind(address)
+        try:
+            found = behind(address)
+        except Exception:  # or nobody would ask again
+            log.exception("cannot resolve", extra={"address": address})
+            found = set()
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(answer.set_result, found)
 

@@ -103,7 +103,9 @@ class Registry:
         self._form()
 
     def _members(self) -> set[bytes]:
-        return {peer for replica in self._fleet.replicas.values() for peer in replica.members}
+        """Return who is of a replica, or of one whose life is about to begin."""
+        begun = [replica.members for replica in self._fleet.replicas.values()]
+        return {peer for peers in (*begun, *self._unleased.values()) for peer in peers}
 
     def _form(self) -> None:
         """Make replicas of lone workers of the same model, build and device."""

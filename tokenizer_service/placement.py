@@ -23,6 +23,9 @@ CONNECTION_LOST = "connection lost"
 KEPT_S = 10.0
 """After the last word of an engine: until then only others with its weights may take its place."""
 
+SLEPT_S = 5.0
+"""Between two words of any engines: this process has slept, and their silence says nothing."""
+
 
 class EngineLink(Protocol):
     """One open stream to one engine: the seam between text and tokens.
@@ -67,35 +70,37 @@ class EngineLink(Protocol):
 class OneModel:
     """Refuses engines whose tokens, or whose weights, are not those of the model that is served.
 
-    Which weights these are the first ready engine says; others may take their place when none of
-    them has been heard of for KEPT_S.
+    Which weights these are the first ready engine says; others may take their place when nothing
+    was heard of one that has them for KEPT_S.
     """
 
     def __init__(self, name: str, vocab_size: int) -> None:
         """A `vocab_size` of 0 is not known."""
         self._name, self._vocab_size = name, vocab_size
-        self._hash, self._heard_s = "", -math.inf
+        self._hash = ""
+        self._heard_s = self._looked_s = -math.inf
 
     def check(self, state: EngineState) -> None:
         """Make `state` not ready, with the reason, if it is of another model."""
         served = ""
         if self._vocab_size and state.vocab_size not in (0, self._vocab_size):
             served = f", of {state.vocab_size} tokens; {self._name} has {self._vocab_size}"
-        elif state.ready and not self._is_known(state.model_hash):
+        elif not self._is_known(state) and state.ready:
             served = f" ({state.model_hash[:12]}) than the engines before it ({self._hash[:12]})"
         if served:
             state.ready = False
             state.reasons[:] = [f"{state.engine} serves another model{served}"]
 
-    def _is_known(self, model_hash: str) -> bool:
+    def _is_known(self, state: EngineState) -> bool:
         now = time.monotonic()
-        if not model_hash:
-            return True
-        if now - self._heard_s > KEPT_S:
-            self._hash = model_hash
-        if model_hash == self._hash:
+        if now - self._looked_s > SLEPT_S:  # what they said meanwhile, if we slept, is still unread
             self._heard_s = now
-        return model_hash == self._hash
+        self._looked_s = now
+        if state.ready and state.model_hash and (not self._hash or now - self._heard_s > KEPT_S):
+            self._hash = state.model_hash
+        if state.model_hash == self._hash:
+            self._heard_s = now
+        return state.model_hash in ("", self._hash)
 
 
 class EngineSeat:
@@ -103,6 +108,8 @@ class EngineSeat:
 
     def __init__(self, link: EngineLink) -> None:
         self.link = link
+        self.says_ready = False
+        """By its own word, though its weights may be others than those that are served."""
         self.live: dict[int, Choice] = {}
         self.heard_s = time.monotonic()
         self._next_slot = 0
@@ -197,12 +204,11 @@ class EngineSeats:
 
         Of one with `model_hash`, if told: what it has begun, other weights do not go on with.
         """
-        seats = [seat for seat in self._seats.values() if seat.is_ready]
-        ready = [
-            seat
-            for seat in seats
-            if seat.heard_s >= heard_after_s and model_hash in ("", seat.model_hash)
-        ]
+        seats = [seat for seat in self._seats.values() if seat.heard_s >= heard_after_s]
+        if model_hash:
+            ready = [s for s in seats if s.says_ready and s.model_hash == model_hash]
+        else:
+            ready = [seat for seat in seats if seat.is_ready]
         return min(ready, key=lambda seat: (not seat.is_healthy, seat.load), default=None)
 
     async def ready(
@@ -230,9 +236,11 @@ class EngineSeats:
 
     def told(self, link: EngineLink) -> None:
         """An engine has told its state: let those who wait look again."""
-        if link.state is not None:
-            self._model.check(link.state)
         seat = self._seats.get(id(link))
+        if link.state is not None:
+            if seat is not None:
+                seat.says_ready = link.state.ready
+            self._model.check(link.state)
         if seat is not None:
             self.heard(seat)
         self._wake()

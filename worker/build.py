@@ -32,7 +32,7 @@ from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
 from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, Bytes, KvCache, block_bytes, kv_pieces
-from worker.memory import DeviceMemory, free_bytes, host_memory, kv_cache_bytes
+from worker.memory import DeviceMemory, NoRoom, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
 from worker.models.config import ModelConfig, read_config
@@ -206,7 +206,7 @@ class LoadedModel:
         try:
             return gpu.pinned(prod(piece.shape)).reshape(piece.shape)
         except MemoryError as error:
-            raise ValueError(f"host_kv_memory: {error}; lower host_kv_memory") from error
+            raise NoRoom(f"host_kv_memory: {error}; lower host_kv_memory") from error
 
     def _ledger(self, stores: _Stores) -> Callable[[], dict[str, int]]:
         """Return what tells a runner's bytes by purpose; on a GPU they are read anew each time."""
@@ -264,7 +264,7 @@ def load_model(
             if isinstance(backend, CudaBackend):
                 backend.loading.finish()
     except MemoryError as error:
-        raise ValueError(f"{folder}: the weights do not fit: {error}") from error
+        raise NoRoom(f"{folder}: the weights do not fit: {error}") from error
     except NotFinite as error:
         place = weights.find_not_finite()
         raise ModelFolderError(f"{place} holds values that are not finite numbers") from error

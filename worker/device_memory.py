@@ -11,6 +11,7 @@ from collections.abc import Callable
 from worker.backends.cuda import CudaBackend
 from worker.backends.cuda_graph import BUCKETS
 from worker.batch import PassLimits
+from worker.memory import NoRoom
 from worker.model_runner import ModelRunner
 from worker.warm_up import run_largest_steps
 
@@ -61,7 +62,7 @@ def kv_bytes_left(
         del runner
         gpu.trim()
     except MemoryError as error:
-        raise ValueError(
+        raise NoRoom(
             f"device cuda: a step of {limits.max_tokens} tokens does not fit beside "
             f"{backend.weight_bytes} bytes of weights: {error}; lower max_ubatch_tokens"
         ) from error
@@ -69,7 +70,7 @@ def kv_bytes_left(
     growing = 2 * backend.graph_bytes_per_block(block_size)  # passes without a graph need as much
     left = left * block_bytes // (block_bytes + growing)
     if left < block_bytes:
-        raise ValueError(
+        raise NoRoom(
             f"device cuda: {gpu.name} has {gpu.total_bytes} bytes, {_told(parts)} leave no room "
             "for keys and values: lower max_ubatch_tokens"
         )
@@ -79,7 +80,7 @@ def kv_bytes_left(
 def checked(asked: int | None, left: int, backend: CudaBackend) -> int:
     """Return the memory for keys and values; raise ValueError when `asked` is more than `left`."""
     if asked is not None and asked > left:
-        raise ValueError(
+        raise NoRoom(
             f"kv_cache_memory is {asked} bytes, {backend.gpu.name} of {backend.gpu.total_bytes} "
             f"has {left} left beside weights, the largest step and a margin: lower kv_cache_memory"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import socket
 import threading
 import time
@@ -73,13 +74,15 @@ class Link:
         inbox: SimpleQueue[Event],
         beat: wire.Hello | wire.Heartbeat,
     ) -> None:
-        """`beat` is said at once and then again and again: to a front Hello, else that we live."""
+        """`beat` is said again and again: to a scheduler that we live, from the first moment; to a
+        front Hello, once it is there and until it has given a lease."""
         self._context = context
         self._address = address
         self._inbox = inbox
         self._encode = msgspec.msgpack.Encoder().encode
         self._is_to_front = isinstance(beat, wire.Hello)
         self._beat = self._encode(beat)
+        self._next_beat = math.inf if self._is_to_front else time.monotonic()
         self._num_retries = 0
         self._dialled = ""
         name = f"inproc://link-{next(_names)}"
@@ -123,9 +126,8 @@ class Link:
         poller = zmq.Poller()
         for each in (dealer.socket, frames, watch):
             poller.register(each, zmq.POLLIN)
-        next_beat = time.monotonic()
         while True:
-            ready = dict(poller.poll(int(max(0.0, next_beat - time.monotonic()) * 1000) + 1))
+            ready = dict(poller.poll(self._wait_ms()))
             if watch in ready:
                 self._watch(watch)
             if dealer.socket in ready:
@@ -135,9 +137,15 @@ class Link:
                 if not frame:
                     return
                 self._send(dealer, frame)
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + (HELLO_S if self._is_to_front else HEARTBEAT_S)
+            if time.monotonic() >= self._next_beat:
+                every_s = HELLO_S if self._is_to_front else HEARTBEAT_S
+                self._next_beat = time.monotonic() + every_s
                 self._send(dealer, self._beat)
+
+    def _wait_ms(self) -> int | None:
+        if self._next_beat == math.inf:
+            return None  # nothing to say by itself: wait for somebody
+        return int(max(0.0, self._next_beat - time.monotonic()) * 1000) + 1
 
     def _send(self, dealer: Dealer[wire.ToWorker], frame: bytes) -> None:
         try:
@@ -152,6 +160,8 @@ class Link:
             self._inbox.put(Lost(self, f"{self._address} sent what is not for a worker: {error}"))
             return
         self._num_retries = 0
+        if isinstance(message, wire.Lease):
+            self._next_beat = math.inf
         if message is not None:
             self._inbox.put(Received(self, message))
 
@@ -159,6 +169,8 @@ class Link:
         event = recv_monitor_message(watch)["event"]
         if event == zmq.EVENT_CONNECTED:
             self._num_retries = 0
+            if self._is_to_front:
+                self._next_beat = time.monotonic()
             log.info("connected", extra={"address": self._address})
         elif event == zmq.EVENT_DISCONNECTED:
             self._inbox.put(Lost(self, f"{self._address} is gone"))

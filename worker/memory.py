@@ -33,6 +33,10 @@ UNITS = {
 }
 
 
+class NoRoom(ValueError):
+    """There is less memory than is asked for: now, that is, and maybe not later."""
+
+
 def parse_size(field: str, text: str) -> int:
     """Return the bytes of `512MiB`, `2GiB`, `1000000`; raise ValueError that names the field."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
@@ -46,17 +50,17 @@ def parse_size(field: str, text: str) -> int:
 def kv_cache_bytes(asked: int | None, free: int | None, host_bytes: int = 0) -> int:
     """Return the memory for keys and values: what is asked, else a quarter of what is `free`.
 
-    `host_bytes` of it are for evicted ones already. Raises ValueError when there is less.
+    `host_bytes` of it are for evicted ones already. Raises NoRoom when there is less.
     """
     if free is not None:
         if host_bytes > free:
-            raise ValueError(
+            raise NoRoom(
                 f"host_kv_memory is {host_bytes} bytes, host, control group and "
                 f"ulimit have {free} free: lower host_kv_memory"
             )
         free -= host_bytes
     if asked is not None and free is not None and asked > free:
-        raise ValueError(
+        raise NoRoom(
             f"kv_cache_memory is {asked} bytes, host, control group and "
             f"ulimit have {free} free: lower kv_cache_memory"
         )

@@ -72,6 +72,8 @@ async def test_a_name_that_nobody_answers_holds_up_no_other(
     for _ in range(3):
         assert await both.look_up() == {"127.0.0.1:72"}
     assert asked.count("silent") == 1, "once at a time"
+    both._known["silent:71"] = {"127.0.0.9:71"}
+    assert await both.look_up() == {"127.0.0.9:71", "127.0.0.1:72"}, "as it was last"
     is_back.set()
     monkeypatch.setattr(names, "PATIENCE_S", 10)
     assert await both.look_up() == {"127.0.0.2:71", "127.0.0.1:72"}

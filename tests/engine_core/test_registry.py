@@ -113,6 +113,20 @@ async def test_a_hello_said_again_makes_no_second_worker(pairs: Stack) -> None:
     context.term()
 
 
+async def test_hellos_that_come_at_once_make_one_worker() -> None:
+    context = zmq.Context()
+    async with running_stack() as stack, calling(stack.address) as caller:
+        address = f"tcp://127.0.0.1:{stack.registry.port}"
+        door: Dealer[ToWorker] = Dealer(context, address, "eager", ToWorker)
+        for _ in range(5):
+            door.send(Hello("fake", "cpu", "m", "1"))
+        lease = await asyncio.to_thread(leased, door)
+        await caller.until(lambda: len(caller.states) > 2)
+        assert lease.replica == 1 and list(stack.fleet.replicas) == [1]
+        door.close()
+    context.term()
+
+
 def leased(door: Dealer[ToWorker]) -> Lease:
     while not isinstance(message := door.receive(10), Lease):
         assert isinstance(message, Waiting)

@@ -154,10 +154,37 @@ async def test_other_weights_do_not_go_on_with_what_was_begun(
     stage.pipeline.on_state(other)
     await stage.submit(5)
     assert [add.request_id for add in other.adds] == ["r5"], "nobody of the first has come back"
+    monkeypatch.setattr(placement, "KEPT_S", 10.0)
     stage.link = attach("old again", "a" * 16)
+    assert stage.link.state is not None and not stage.link.state.ready, "for what is new"
     await until(lambda: len(stage.link.adds) == 2)  # the choice that has no word yet as well
     held = [ids_of(ids) for add in stage.link.adds for ids in add.resumed_token_ids]
     assert held == [[97]]
+
+
+async def test_a_tokenizer_that_slept_keeps_to_the_weights_it_served(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now)
+    model = placement.OneModel("tiny", 512)
+
+    def is_taken(model_hash: str, ready: bool = True) -> bool:
+        state = ready_state(model_hash=model_hash, ready=ready)
+        model.check(state)
+        return state.ready
+
+    assert is_taken("a") and not is_taken("b")
+    now += 60
+    assert not is_taken("b") and is_taken("a"), "both spoke meanwhile"
+    for _ in range(30):
+        now += 0.5
+        assert not is_taken("b") and not is_taken("a", ready=False), "it is there"
+    for _ in range(19):
+        now += 0.5
+        assert not is_taken("b")
+    now += 1
+    assert is_taken("b") and not is_taken("a")
 
 
 async def test_who_only_waits_outlives_any_number_of_engines(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 import zmq
 
 from common.channel import Router
-from protos.worker import FromWorker, Hello
+from protos.worker import FromWorker, Hello, Lease
 from worker import link as links
-from worker.link import Event, Link, Lost, dialled
+from worker.link import Event, Link, Lost, Received, dialled
 
 HELLO = Hello("host", "cpu", "m", "1")
 Hosts = dict[str, dict[int, str]]
@@ -70,6 +71,26 @@ def test_hello_is_said_again_in_case_it_was_lost(
     inbox: SimpleQueue[Event] = SimpleQueue()
     link = Link(context, f"tcp://127.0.0.1:{front.port}", inbox, HELLO)
     said = [front.receive(20) for _ in range(3)]
+    assert said[0] is not None and said[0][1] == HELLO and said == [said[0]] * 3
+    front.send(said[0][0], Lease(0, 0, 1, 1))
+    assert isinstance(inbox.get(timeout=20), Received)
+    while front.receive(0.2) is not None:  # what was under way
+        pass
+    assert front.receive(0.3) is None, "it has a lease"
     link.close()
     front.close()
-    assert said[0] is not None and said[0][1] == HELLO and said == [said[0]] * 3
+
+
+def test_hellos_do_not_pile_up_while_nobody_is_there(
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "HELLO_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    link = Link(context, f"tcp://127.0.0.1:{port}", SimpleQueue(), HELLO)
+    time.sleep(0.5)
+    monkeypatch.setattr(links, "HELLO_S", 60.0)
+    front: Router[FromWorker] = Router(context, f"tcp://127.0.0.1:{port}", FromWorker)
+    assert front.receive(20) is not None and front.receive(0.5) is None
+    link.close()
+    front.close()
