@@ -37,6 +37,7 @@ class Job:
         self.link: Link | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.groups: list[list[Choice]] = []
+        self._begun_by = ""
         self._num_begun = 0  # prompts
         self._num_ended = 0  # of the first ones, without a gap
         index = 0
@@ -90,10 +91,19 @@ class Job:
         request.resumed.append(held)
         return request
 
+    @property
+    def begun_by(self) -> str:
+        """The model whose words some choice holds already: all of them are of one."""
+        if not self._begun_by:
+            begun = (choice.model_hash for choice in self.choices if choice.token_ids)
+            self._begun_by = next(begun, "")
+        return self._begun_by
+
     def _copy(self, request: TextRequest) -> TextRequest:
-        """Return a copy whose deadline counts from now."""
+        """Return a copy whose deadline counts from now, for the model that has begun."""
         copy = TextRequest()
         copy.CopyFrom(request)
+        copy.model_hash = self.begun_by
         if self.deadline_s is not None:
             copy.limits.deadline_ms = max(1, int((self.deadline_s - time.monotonic()) * 1000))
         return copy

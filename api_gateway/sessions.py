@@ -70,6 +70,7 @@ class Choice:
         "last_arrival_s",
         "logprobs",
         "mailbox",
+        "model_hash",
         "next_logprob",
         "num_at_send",
         "sent_s",
@@ -103,6 +104,7 @@ class Choice:
         self.text_bytes = 0
         self.token_ids = bytearray()
         self.num_prompt_tokens = 0
+        self.model_hash = ""  # of the engine that has it, or had it last
         self.prompt_ids = b""  # column, of one choice of a prompt, where they are asked for
         self.logprobs: list[TextLogprobs] = []
         self.next_logprob = 0
@@ -192,6 +194,7 @@ class Demux:
         for started in batch.started:
             if (begun := choices.get(started.slot)) is not None:
                 begun.num_prompt_tokens = started.num_prompt_tokens
+                begun.model_hash = started.model_hash
                 begun.prompt_ids = started.prompt_token_ids or begun.prompt_ids
         broken = self._deliver_columns(batch)
         for row in batch.logprobs:

@@ -21,7 +21,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, session: _Optional[int] = ..., adds: _Optional[_Iterable[_Union[TextRequest, _Mapping]]] = ..., aborts: _Optional[_Iterable[int]] = ..., pauses: _Optional[_Iterable[int]] = ..., resumes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed")
+    __slots__ = ("slot", "request_id", "model", "limits", "sampling", "text", "chat", "prompt", "prompt_token_ids", "attempt", "resumed", "model_hash")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class TextRequest(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     model: str
@@ -44,7 +45,8 @@ class TextRequest(_message.Message):
     prompt_token_ids: bytes
     attempt: int
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., attempt: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+    model_hash: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[_common_pb2.Limits, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., attempt: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., model_hash: _Optional[str] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages_json", "tools_json", "template_kwargs_json", "no_generation_prompt", "continue_final_message")
@@ -205,14 +207,16 @@ class TextBatch(_message.Message):
     def __init__(self, slots: _Optional[bytes] = ..., text_offsets: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[_common_pb2.Finish, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ..., channels: _Optional[bytes] = ..., progress: _Optional[_Iterable[_Union[_common_pb2.PromptProgress, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("slot", "num_prompt_tokens", "prompt_token_ids")
+    __slots__ = ("slot", "num_prompt_tokens", "prompt_token_ids", "model_hash")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     slot: int
     num_prompt_tokens: int
     prompt_token_ids: bytes
-    def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ...) -> None: ...
+    model_hash: str
+    def __init__(self, slot: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., model_hash: _Optional[str] = ...) -> None: ...
 
 class TextLogprobs(_message.Message):
     __slots__ = ("slot", "index", "entries", "is_hidden")

@@ -51,7 +51,7 @@ class Opening:
         ticket.prompt = prompt.token_ids
         # A replay's client may have text already: it waits as one whose engine alone was lost.
         wait_s = self._replay_timeout_s if request.attempt else self._engine_wait_s
-        seat = await self._seats.ready(wait_s)
+        seat = await self._seats.ready(wait_s, model_hash=ticket.begun_by)
         state = seat.link.state
         assert state is not None  # it is ready
         ticket.limits = model.completion.limits(
@@ -59,10 +59,17 @@ class Opening:
         )
         ticket.sampling = model.completion.sampling(sampling)
         self._metrics.prompt_tokens.inc(ticket.num_prompt_tokens)
+        ticket.model_hash = seat.model_hash
         self._begin_text(ticket, place)
         choices = [choice for choice in ticket.choices if choice.is_open]
         if choices:
             seat.start(ticket, choices, ticket.remaining_ms())
+
+    def tell(self, choice: Choice) -> None:
+        """Tell the gateway where a choice is under way again: perhaps with other weights."""
+        step = StepText()
+        step.of(choice.ticket.session).started.append(started(choice))
+        step.deliver()
 
     def _begin_text(self, ticket: Ticket, place: Place | None) -> None:
         """Tell the gateway that its choices are under way, and bring replayed ones to their place.
@@ -71,7 +78,6 @@ class Opening:
         """
         request, step = ticket.request, StepText()
         stops = StopStrings(request.text.stop, request.text.include_stop)
-        num_prompt_tokens = ticket.num_prompt_tokens
         first = next((choice for choice in ticket.choices if choice.is_open), None)
         for position, choice in enumerate(ticket.choices):
             resumed = request.resumed[position] if position < len(request.resumed) else None
@@ -84,10 +90,10 @@ class Opening:
             if not choice.is_open:
                 continue
             text = step.of(choice.ticket.session)
-            started = Started(slot=choice.slot, num_prompt_tokens=num_prompt_tokens)
+            begin = started(choice)
             if request.text.return_prompt_ids and choice is first:
-                started.prompt_token_ids = pack(ticket.prompt)
-            text.started.append(started)
+                begin.prompt_token_ids = pack(ticket.prompt)
+            text.started.append(begin)
             if resumed is not None and resumed.token_ids:
                 self._resume(step, choice, resumed.token_ids)
         step.deliver()
@@ -131,3 +137,13 @@ class Opening:
         if num_tokens >= ticket.limits.max_tokens:
             return Finish(reason=LENGTH, num_output_tokens=num_tokens)
         return None
+
+
+def started(choice: Choice) -> Started:
+    """Return what the gateway keeps of a choice that an engine gets."""
+    ticket = choice.ticket
+    return Started(
+        slot=choice.slot,
+        num_prompt_tokens=ticket.num_prompt_tokens,
+        model_hash=ticket.model_hash,
+    )

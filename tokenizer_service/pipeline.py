@@ -152,7 +152,8 @@ class TextPipeline:
         use, or a session that is closed, is a fault of the caller: KeyError or ValueError.
         """
         owner = self.sessions[session]
-        ticket = Ticket(owner, request, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        ticket = Ticket(owner, request, now_s, model_hash=request.model_hash)
         slots = range(request.slot, request.slot + max(1, request.limits.n))
         if any(slot in owner.choices for slot in slots):
             raise ValueError(f"slot {request.slot} of session {session} is still in use")
@@ -336,6 +337,7 @@ class TextPipeline:
             remaining_ms = choice.ticket.remaining_ms()
             if choice.is_open:
                 seat.start(choice.ticket, [choice], remaining_ms)
+                self._opening.tell(choice)
         except DeadlineExceeded as error:
             self._end_alone(choice, failed(DEADLINE, error))
         except ServiceError as error:

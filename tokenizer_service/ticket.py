@@ -48,7 +48,8 @@ class Ticket:
     """Complete; set once the prompt is built and an engine is known."""
     sampling: bytes = b""
     model_hash: str = ""
-    """Of the engine that got it for the last time; empty when that did not tell."""
+    """Of the engine that got it for the last time, or of what a replay has begun; empty when that
+    did not tell."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """What is under way for it: its start, or the replay of a choice."""
 
@@ -59,7 +60,8 @@ class Ticket:
     @property
     def begun_by(self) -> str:
         """The model whose words some choice holds already; empty when none holds any."""
-        return self.model_hash if any(choice.token_ids for choice in self.choices) else ""
+        has_begun = self.request.model_hash or any(choice.token_ids for choice in self.choices)
+        return self.model_hash if has_begun else ""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -50,6 +50,7 @@ async def test_a_stream_goes_on_where_it_was(fake: FakeTokenizer, num_words: int
     first, again = stream.requests_seen[slot], fake.streams[1].requests_seen[1]
     assert (first.attempt, again.attempt) == (0, 1)
     assert again.sampling == first.sampling and again.limits.first_choice == 0
+    assert (first.model_hash, again.model_hash) == ("", "m" if num_words else "")
     assert again.resumed[0].token_ids == column(*range(100, 100 + num_words))
     assert again.resumed[0].text_bytes == len(" ".join(WORDS.split(" ")[:num_words]).encode())
 
@@ -92,6 +93,7 @@ async def test_another_tokenizer_takes_over_all_choices(
     assert reply["usage"]["completion_tokens"] == 12
     taken = list(second.streams[0].requests_seen.values())
     assert len(taken) == 1 and taken[0].limits.first_choice == 1 and taken[0].limits.n == 1
+    assert taken[0].model_hash == "m"
 
 
 async def test_a_model_whose_only_tokenizer_is_gone_is_to_be_asked_for_again(

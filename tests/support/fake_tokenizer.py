@@ -78,7 +78,7 @@ class Stream:
 
     def start(self, slot: int, num_prompt_tokens: int = 5) -> None:
         request = self.requests.get(slot)
-        started = Started(slot=slot, num_prompt_tokens=num_prompt_tokens)
+        started = Started(slot=slot, num_prompt_tokens=num_prompt_tokens, model_hash="m")
         if request is not None and request.text.return_prompt_ids and slot == request.slot:
             started.prompt_token_ids = column(*range(num_prompt_tokens))
         self.say(TextBatch(started=[started]))

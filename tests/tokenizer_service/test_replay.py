@@ -162,6 +162,45 @@ async def test_other_weights_do_not_go_on_with_what_was_begun(
     assert held == [[97]]
 
 
+async def test_a_replay_of_a_gateway_waits_for_the_weights_that_began_it(build: Build) -> None:
+    stage = build(with_engine=False)
+    stage.link = FakeLink("new")
+    stage.link.state = ready_state("new", model_hash="b" * 16)
+    stage.pipeline.attach_engine(stage.link)
+    stage.pipeline.on_state(stage.link)
+    held = [Resumed(token_ids=column([97]), text_bytes=1)]
+    again = request(attempt=1, resumed=held, model_hash="a" * 16)
+    opening = stage.pipeline.submit(stage.session, again)
+    await stage.submit(1)
+    assert [add.request_id for add in stage.link.adds] == ["r1"]
+    old = FakeLink("old")
+    old.state = ready_state("old", model_hash="a" * 16)
+    stage.pipeline.attach_engine(old)
+    stage.pipeline.on_state(old)
+    await opening
+    assert [add.request_id for add in old.adds] == ["r0"]
+    told = {one.slot: one.model_hash for batch in stage.gateway.batches for one in batch.started}
+    assert told == {0: "a" * 16, 1: "b" * 16}
+
+
+async def test_a_gateway_is_told_of_other_weights_that_begin_instead(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "KEPT_S", 0.0)
+    stage = build(with_engine=False)
+    for name in "ab":  # the second one begins, nothing was said yet
+        stage.link = FakeLink(name)
+        stage.link.state = ready_state(name, model_hash=name)
+        stage.pipeline.attach_engine(stage.link)
+        stage.pipeline.on_state(stage.link)
+        if name == "a":
+            await stage.submit()
+            stage.pipeline.detach_engine(stage.link)
+    await until(lambda: bool(stage.link.adds))
+    told = [one.model_hash for batch in stage.gateway.batches for one in batch.started]
+    assert told == ["a", "b"]
+
+
 async def test_a_tokenizer_that_slept_keeps_to_the_weights_it_served(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
