@@ -109,7 +109,7 @@ class Registry:
 
     def _form(self) -> None:
         """Make replicas of lone workers of the same model, build and device."""
-        if not self._fleet.replicas and self._keeping is None:
+        if not (self._fleet.replicas or self._unleased) and self._keeping is None:
             self._model_hash = ""
         kinds: dict[tuple[str, str, str], list[bytes]] = {}
         for peer, hello in self._lone.items():

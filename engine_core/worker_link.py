@@ -205,7 +205,7 @@ class ZmqWorkerLink:
         except msgspec.DecodeError:
             log.warning("dropped what no worker says", extra={"peer": repr(peer.bytes)})
             return
-        if isinstance(message, KvReport | Heartbeat) and message.rank < self._world_size:
+        if isinstance(message, KvReport | Heartbeat) and 0 <= message.rank < self._world_size:
             if message.rank not in self._peers.values():
                 self._peers[peer.bytes] = message.rank
         rank = self._peers.get(peer.bytes)

@@ -33,6 +33,9 @@ class Hookable(Protocol):
 class Watched:
     """Every operator of the backend behind it, and a tap that tells the hooks."""
 
+    takes_rows_early = False
+    """Who looks on sees every row."""
+
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.hooks: tuple[Hook, ...] = ()

@@ -31,6 +31,10 @@ A model reads `token_ids`, int32 [T], `logit_rows`, int32 [R]: which of the T wa
 class Backend(Protocol):
     """The operators with formula, shapes and dtypes; one instance per worker process."""
 
+    takes_rows_early: bool
+    """Whether `take_rows` goes before any operator. Then the last layer ends with the wanted rows:
+    of a prompt it saves most of a layer; a row that wants both logits and state takes it twice."""
+
     @property
     def fingerprint(self) -> str:
         """Everything that decides bits: library, kernels, tiles, dtype. No thread counts."""

@@ -79,6 +79,7 @@ class CpuBackend:
 
     takes_stored = True
     """Weights come as they lie in the file."""
+    takes_rows_early = True
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ class ReferenceBackend:
     """Operators as in `backends/base.py`, in plain NumPy."""
 
     takes_stored = False
+    takes_rows_early = True
 
     def __init__(self, num_threads: int = 1) -> None:
         self._blas = use_one_thread()

@@ -49,21 +49,35 @@ class Decoder:
         ops = self.ops
         x, residual = ops.embedding(self._embedding, step.token_ids), None
         ops.tap("embedding", NO_LAYER, x)
-        for layer, cache in zip(self._layers, caches, strict=True):
+        *layers, (last, last_cache) = zip(self._layers, caches, strict=True)
+        for layer, cache in layers:
             x, residual = layer(ops, x, residual, step, cache)
-        logits = ops.linear(self._final(ops, x, residual, step.logit_rows), self._head)
+        attended = last.attend(ops, x, residual, step, last_cache)
+        whole = None if ops.takes_rows_early else last.finish(ops, *attended)
+
+        def final(rows: Array) -> Array:
+            if whole is None:
+                return self._final(ops, *last.finish(ops, *taken(ops, attended, rows)))
+            return self._final(ops, *taken(ops, whole, rows))
+
+        states = final(step.state_rows)  # first: while they are computed no logits take room
+        logits = ops.linear(final(step.logit_rows), self._head)
         ops.tap("logits", NO_LAYER, logits)
-        return Outputs(logits, self._final(ops, x, residual, step.state_rows))
+        return Outputs(logits, states)
 
     def shift(self, caches: Sequence[LayerCache], cells: Array, delta: int) -> None:
         """Turn the stored keys of `cells`, int32 [n], by `delta` positions, in every layer."""
         for cache in caches:
             self.ops.rope_shift(cache, cells, delta, self._rotary)
 
-    def _final(self, ops: Backend, x: Array, residual: Array, rows: Array) -> Array:
-        normed, _ = self._norm.add(ops, ops.take_rows(x, rows), ops.take_rows(residual, rows))
+    def _final(self, ops: Backend, x: Array, residual: Array) -> Array:
+        normed, _ = self._norm.add(ops, x, residual)
         ops.tap("final_norm", NO_LAYER, normed)
         return normed
+
+
+def taken(ops: Backend, of: tuple[Array, Array], rows: Array) -> tuple[Array, Array]:
+    return ops.take_rows(of[0], rows), ops.take_rows(of[1], rows)
 
 
 def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:

@@ -87,7 +87,8 @@ class Attention:
         self._norm = HeadNorm(ops, weights, prefix, config) if wiring.head_norm else None
         self._out = linear(ops, weights, [f"{prefix}.o_proj"], bias=wiring.out_bias)
 
-    def __call__(self, ops: Backend, x: Array, step: Step, cache: LayerCache) -> Array:
+    def mix(self, ops: Backend, x: Array, step: Step, cache: LayerCache) -> Array:
+        """Store keys and values; return the heads' outputs, [T, Q], which `out` joins."""
         qkv = ops.linear(x, self._qkv)
         ops.tap("qkv", self._layer, qkv)
         if self._norm is not None:
@@ -97,6 +98,9 @@ class Attention:
         ops.tap("rope_q", self._layer, q)
         mixed = ops.paged_attention(q, step, cache, self._window)
         ops.tap("attn_out", self._layer, mixed)
+        return mixed
+
+    def out(self, ops: Backend, mixed: Array) -> Array:
         out = ops.linear(mixed, self._out)
         ops.tap("o_proj", self._layer, out)
         return out
@@ -147,12 +151,22 @@ class DecoderLayer:
         self, ops: Backend, x: Array, residual: Array | None, step: Step, cache: LayerCache
     ) -> tuple[Array, Array]:
         """Return (what is still to be added, residual)."""
+        return self.finish(ops, *self.attend(ops, x, residual, step, cache))
+
+    def attend(
+        self, ops: Backend, x: Array, residual: Array | None, step: Step, cache: LayerCache
+    ) -> tuple[Array, Array]:
+        """Do all for which rows need each other; return (the heads' outputs, residual)."""
         if residual is None:
             normed, residual = self._norm_in(ops, x), x
         else:
             normed, residual = self._norm_in.add(ops, x, residual)
         ops.tap("attn_norm", self._layer, normed)
-        mixed = self._attention(ops, normed, step, cache)
-        normed, residual = self._norm_mlp.add(ops, mixed, residual)
+        return self._attention.mix(ops, normed, step, cache), residual
+
+    def finish(self, ops: Backend, mixed: Array, residual: Array) -> tuple[Array, Array]:
+        """Do the rest, row by row; return (what is still to be added, residual)."""
+        out = self._attention.out(ops, mixed)
+        normed, residual = self._norm_mlp.add(ops, out, residual)
         ops.tap("mlp_norm", self._layer, normed)
         return self._mlp(ops, normed), residual
