@@ -145,11 +145,12 @@ class Sandbox:
     async def _start(self) -> Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", self._module, str(int(self._timeout_s) + 1)),
+            # -P: what lies in the current folder is no code, where it is not ours already.
+            *("-P", "-m", self._module, str(int(self._timeout_s) + 1)),
             stdin=PIPE,
             stdout=PIPE,
             env={
-                "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path])),
+                "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
                 **{name: value for name, value in inherited({}).items() if name in KEPT},
             },
         )

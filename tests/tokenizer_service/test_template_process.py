@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,16 @@ async def refusal(child: TemplateProcess, messages: list[Any]) -> Exception:
 
 
 async def test_renders() -> None:
+    async with process() as child:
+        assert await child.render(USER) == "<s>é<b>"
+
+
+async def test_files_of_the_current_folder_are_no_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "orjson.py").write_text("raise SystemExit('ran')")
+    monkeypatch.setattr(sys, "path", [place or os.getcwd() for place in sys.path])
+    monkeypatch.chdir(tmp_path)
     async with process() as child:
         assert await child.render(USER) == "<s>é<b>"
 
