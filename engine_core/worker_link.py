@@ -1,7 +1,8 @@
 """The scheduler's end of the channel to its workers: they join, compute steps, and may be lost.
 
 A tensor-parallel group is one failure unit: a rank that faults, falls silent, answers late or
-disconnects loses the whole replica. Strangers on the port are ignored.
+disconnects loses the whole replica. Who names no rank of its own is ignored; nothing proves who is
+who.
 """
 
 from __future__ import annotations

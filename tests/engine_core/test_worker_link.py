@@ -181,6 +181,13 @@ def test_nobody_comes(pair: Pair) -> None:
         pair.link.join()
 
 
+@pytest.mark.parametrize("rank", [-1, 1])
+def test_a_rank_that_there_is_not_is_nobody(pair: Pair, rank: int) -> None:
+    pair.worker.send(Heartbeat(rank))
+    pair.link.wait()
+    assert not pair.link._peers
+
+
 def test_a_worker_that_never_loads(pair: Pair) -> None:
     pair.worker.send(Heartbeat(0))
     while not pair.link._peers:

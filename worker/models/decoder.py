@@ -77,6 +77,7 @@ class Decoder:
 
 
 def taken(ops: Backend, of: tuple[Array, Array], rows: Array) -> tuple[Array, Array]:
+    """Return those rows of both."""
     return ops.take_rows(of[0], rows), ops.take_rows(of[1], rows)
 
 
