@@ -145,6 +145,17 @@ async def test_another_model_does_not_join(pairs: Stack) -> None:
             worker.die()
 
 
+async def test_two_models_that_register_at_once_are_not_one_engine() -> None:
+    async with running_stack() as stack, calling(stack.address) as caller:
+        workers = [FakeWorker(stack.registry.port, model_hash=name) for name in ("a", "b")]
+        time.sleep(0.5)  # noqa: ASYNC251 - both have spoken when the loop looks
+        await caller.ready()
+        await served(caller, 1)
+        assert [worker.lease is None for worker in workers].count(True) == 1
+        for worker in workers:
+            worker.die()
+
+
 async def test_another_model_takes_over_only_when_nobody_of_the_first_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
