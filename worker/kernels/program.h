@@ -55,6 +55,11 @@ void each_row(const Run& run, const Op& op, Row&& row) {
 struct Levels {
   Kernel portable, avx2, avx512, avx512_bf16, amx;
 
+  // All five, or one for all: a level left out would be a null pointer that only its machines meet.
+  constexpr Levels(Kernel portable, Kernel avx2, Kernel avx512, Kernel avx512_bf16, Kernel amx)
+      : portable(portable), avx2(avx2), avx512(avx512), avx512_bf16(avx512_bf16), amx(amx) {}
+  constexpr explicit Levels(Kernel all) : Levels(all, all, all, all, all) {}
+
   Kernel at(Level level) const {
     switch (level) {
       case Level::AMX: return amx;

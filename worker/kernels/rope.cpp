@@ -32,7 +32,7 @@ static void rotation(const Run& run, const Op& op) {
 
 namespace millrace {
 
-const Levels rotation_kernels = {rotation, rotation, rotation, rotation};
+const Levels rotation_kernels(rotation);
 const Levels rope_kernels = EVERY_LEVEL(rope);
 const Levels rope_shift_kernels = EVERY_LEVEL(rope_shift);
 
