@@ -10,7 +10,7 @@ struct QuantisedRows {
   int64_t group;
 
   QuantisedRows(int64_t num_rows, int64_t padded, int64_t group)
-      : plan(num_rows, padded, INT_TILE_PASS, 1), group(group) {}
+      : plan(num_rows, padded, TILE_ROWS, INT_TILE_PASS, 1), group(group) {}
 
   float* scales(uint8_t* scratch, int64_t row, int64_t g) const {
     float* all = (float*)(scratch + plan.row_tiles * TILE_ROWS * plan.padded);
@@ -85,7 +85,7 @@ class IntTilePiece {
         now_(now),
         totals_(totals),
         weights_(a, now, x.plan.padded),
-        fetch_(a, x.plan, now, next),
+        fetch_(a, x.plan.padded, x.plan.row_tiles, now, next),
         num_groups_(now.num_inputs / GROUP) {
     for (int64_t p = 0; p < QUAD && HALVES; p++) {
       int64_t panel = now.panel + min_of(p, now.num_panels - 1);
@@ -195,8 +195,8 @@ class IntTilePiece {
   const QuantisedRows& x_;
   const Piece& now_;
   UnitSums& totals_;
-  QuadWeights weights_;
-  QuadFetch fetch_;
+  TileWeights<QUAD> weights_;
+  TileFetch<QUAD> fetch_;
   int64_t num_groups_;
   const bf16* scales_[QUAD] = {};
   GroupSums waiting_ = {};
@@ -217,5 +217,5 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
     a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, thread.sums).compute()
                    : IntTilePiece<W, 64>(a, x, now, next, thread.sums).compute();
   };
-  walk<TileThread>(run, x.plan.order(ceil_div(a.num_outputs, PANEL)), compute);
+  walk<TileThread>(run, x.plan.order(ceil_div(a.num_outputs, PANEL), QUAD), compute);
 }

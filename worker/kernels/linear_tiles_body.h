@@ -28,11 +28,12 @@ struct TilePlan {
   int64_t num_rows, row_tiles, padded, pass, item_bytes;
 
   // Many rows: `short_pass` inputs of a quad, of a row tile and its sums share the first cache.
-  TilePlan(int64_t num_rows, int64_t padded, int64_t short_pass, int64_t item_bytes)
+  TilePlan(int64_t num_rows, int64_t padded, int64_t long_rows, int64_t short_pass,
+           int64_t item_bytes)
       : num_rows(num_rows),
         row_tiles(ceil_div(num_rows, TILE_ROWS)),
         padded(padded),
-        pass(num_rows <= TILE_ROWS ? padded : short_pass),
+        pass(num_rows <= long_rows ? padded : short_pass),
         item_bytes(item_bytes) {}
 
   // Row `row` from input k on, where a pass or a tile of inputs begins: 64 bytes of every tile.
@@ -42,12 +43,10 @@ struct TilePlan {
     return scratch + values * TILE_ROWS * item_bytes + row % TILE_ROWS * 64;
   }
 
-  Order order(int64_t num_panels) const {
-    int64_t sum_bytes = num_rows * UnitSums::UNIT * PANEL * 4;
+  Order order(int64_t num_panels, int64_t width) const {
+    int64_t sum_bytes = num_rows * Order::MOST_PIECES * width * PANEL * 4;
     int64_t cached = (TILE_CACHE_BYTES - sum_bytes) / (num_rows * item_bytes);
-    Order order(num_panels, padded, QUAD, pass, cached);
-    order.unit = min_of(order.unit, UnitSums::UNIT);
-    return order;
+    return Order(num_panels, padded, width, pass, cached);
   }
 };
 
@@ -71,11 +70,12 @@ void prepare_strips(const Run& run, const TilePlan& plan, Prepare&& prepare) {
 }
 
 // The weights of a piece's panels, for one pass. Panels that do not exist are the last one again.
-struct QuadWeights {
-  const uint8_t* panels[QUAD];
+template <int64_t PANELS>
+struct TileWeights {
+  const uint8_t* panels[PANELS];
 
-  QuadWeights(const LinearArguments& a, const Piece& piece, int64_t padded) {
-    for (int64_t i = 0; i < QUAD; i++)
+  TileWeights(const LinearArguments& a, const Piece& piece, int64_t padded) {
+    for (int64_t i = 0; i < PANELS; i++)
       panels[i] = a.weight + panel_bytes(a.format, piece.k) +
                   (piece.panel + min_of(i, piece.num_panels - 1)) * panel_bytes(a.format, padded);
   }
@@ -84,33 +84,36 @@ struct QuadWeights {
 // Weights that are wanted soon, a line of every panel at a time, into the second cache: the first
 // one is full of what is multiplied now. One row tile fetches what is AHEAD of it in its piece and
 // then in the next; several share the piece after theirs.
-struct QuadFetch {
+template <int64_t PANELS>
+struct TileFetch {
   const uint8_t* from;
   const uint8_t* end;
   const uint8_t* next;
-  int64_t stride, row_tiles, credit;
+  int64_t stride, turns, credit;
 
-  QuadFetch(const LinearArguments& a, const TilePlan& plan, const Piece& now, const Piece& after)
-      : stride(panel_bytes(a.format, plan.padded)), row_tiles(plan.row_tiles), credit(0) {
-    const uint8_t* here = QuadWeights(a, now, plan.padded).panels[0];
+  // The rows go by in that many turns.
+  TileFetch(const LinearArguments& a, int64_t padded, int64_t turns, const Piece& now,
+            const Piece& after)
+      : stride(panel_bytes(a.format, padded)), turns(turns), credit(0) {
+    const uint8_t* here = TileWeights<PANELS>(a, now, padded).panels[0];
     int64_t num_bytes = panel_bytes(a.format, now.num_inputs);
-    next = after.num_panels ? QuadWeights(a, after, plan.padded).panels[0] : here;
-    end = row_tiles == 1 ? here + num_bytes : next;
-    from = row_tiles == 1 && num_bytes > AHEAD ? here + AHEAD : next;
+    next = after.num_panels ? TileWeights<PANELS>(a, after, padded).panels[0] : here;
+    end = turns == 1 ? here + num_bytes : next;
+    from = turns == 1 && num_bytes > AHEAD ? here + AHEAD : next;
   }
 
-  // The time of `count` lines has come, once for every row tile.
+  // The time of `count` lines of a panel has come, once in every turn.
   void lines(int64_t count) {
-    for (credit += count; credit >= row_tiles; credit -= row_tiles) {
+    for (credit += count; credit >= turns; credit -= turns) {
 #pragma GCC unroll 4
-      for (int p = 0; p < QUAD; p++) __builtin_prefetch(from + p * stride, 0, SECOND_CACHE);
+      for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * stride, 0, SECOND_CACHE);
       from += 64;
       if (from == end) from = next;
     }
   }
 
  private:
-  static constexpr int64_t AHEAD = 2048;
+  static constexpr int64_t AHEAD = 1024;
 };
 
 // Write finished(sum, panel) of a row tile and a quad.
@@ -134,79 +137,9 @@ inline void fetch_output(const LinearArguments& a, int64_t row, int64_t num_rows
       fetch_to_write(a.out + m * a.num_outputs + (piece.panel + p) * PANEL);
 }
 
-// Sums of 16 rows and a quad, from one pass to the next.
-inline void load_sums(UnitSums& sums, int64_t row, int64_t panel) {
-  tile_load<0>(sums.at(row, panel), 64), tile_load<1>(sums.at(row, panel + 1), 64);
-  tile_load<2>(sums.at(row, panel + 2), 64), tile_load<3>(sums.at(row, panel + 3), 64);
-}
-inline void store_sums(UnitSums& sums, int64_t row, int64_t panel) {
-  tile_store<0>(sums.at(row, panel), 64), tile_store<1>(sums.at(row, panel + 1), 64);
-  tile_store<2>(sums.at(row, panel + 2), 64), tile_store<3>(sums.at(row, panel + 3), 64);
-}
 inline void zero_sums() { tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>(); }
 
-// `count` tiles of inputs more. The order of products is the canonical one: an instruction takes 32
-// inputs and adds their two chains to the sum.
-inline void add_float_tiles(const uint8_t* x, const QuadWeights& weights, int64_t count,
-                            QuadFetch& ahead) {
-  QuadFetch fetch = ahead;
-  for (int64_t place = 0; place < count * TILE_BYTES; place += TILE_BYTES) {
-    tile_load<4>(x + place, 64);
-    tile_load<5>(weights.panels[0] + place, 64);
-    tile_product_bf16<0, 4, 5>();
-    fetch.lines(4);
-    tile_load<6>(weights.panels[1] + place, 64);
-    tile_product_bf16<1, 4, 6>();
-    fetch.lines(4);
-    tile_load<7>(weights.panels[2] + place, 64);
-    tile_product_bf16<2, 4, 7>();
-    fetch.lines(4);
-    tile_load<5>(weights.panels[3] + place, 64);
-    tile_product_bf16<3, 4, 5>();
-    fetch.lines(4);
-  }
-  ahead = fetch;
-}
-
-inline void float_tile_piece(const LinearArguments& a, const TilePlan& plan, const Piece& now,
-                             const Piece& next, UnitSums& sums) {
-  QuadWeights weights(a, now, plan.padded);
-  QuadFetch fetch(a, plan, now, next);
-  bool is_last = now.k + now.num_inputs == plan.padded;
-  for (int64_t row = 0; row < plan.num_rows; row += TILE_ROWS) {
-    if (is_last) fetch_output(a, row, plan.num_rows, now);
-    now.k == 0 ? zero_sums() : load_sums(sums, row, now.panel);
-    add_float_tiles(plan.tiles(a.scratch, row, now.k), weights, now.num_inputs / BLOCK, fetch);
-    store_sums(sums, row, now.panel);
-    if (is_last)
-      write_tile(a, row, plan.num_rows, now, sums, [](Lanes sum, int64_t) { return sum; });
-  }
-}
-
-// Inputs first..end-1 of a row of activations into its tiles, as bf16.
-inline void round_row(const LinearArguments& a, const TilePlan& plan, int64_t row, int64_t first,
-                      int64_t end) {
-  const float* x = a.x + row * a.num_inputs;
-  uint8_t* tiles = plan.tiles(a.scratch, row, first);
-  for (int64_t k = first; k < end; k += 16) {
-    int64_t count = a.num_inputs - k;
-    Lanes values = count >= 16 ? load(x + k) : load_part(x + k, count, 0.0f);
-    store_bf16((bf16*)tiles + k % BLOCK, values);
-    if (k % BLOCK) tiles += TILE_BYTES;
-  }
-}
-
-inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
-  TilePlan plan(num_rows, padded_inputs(a.format, a.num_inputs, 0), 256, sizeof(bf16));
-  prepare_strips(run, plan, [&](int64_t row, int64_t first, int64_t end) {
-    round_row(a, plan, row, first, end);
-  });
-  walk<TileThread>(run, plan.order(ceil_div(a.num_outputs, PANEL)),
-                   [&](const Piece& now, const Piece& next, TileThread& thread) {
-                     float_tile_piece(a, plan, now, next, thread.sums);
-                   });
-}
-
+#include "linear_bf16_tiles_body.h"
 #include "linear_int_tiles_body.h"
 
 void linear_tiles(const Run& run, const Op& op) {

@@ -25,7 +25,7 @@ namespace millrace {
 #if defined(MILLRACE_EMULATE_TILES)
 constexpr int64_t TILE_CACHE_BYTES = 1 << 16;
 #else
-constexpr int64_t TILE_CACHE_BYTES = 3 << 19;
+constexpr int64_t TILE_CACHE_BYTES = 1 << 20;
 #endif
 
 struct alignas(64) TileConfig {
@@ -93,6 +93,11 @@ void tile_load(const void* from, int64_t stride) {
   memset(t.data, 0, sizeof t.data);
   for (int r = 0; r < t.rows; r++)
     memcpy(t.data[r], (const uint8_t*)from + r * stride, t.row_bytes);
+}
+
+template <int T>
+void tile_load_once(const void* from, int64_t stride) {
+  tile_load<T>(from, stride);
 }
 
 template <int T>
@@ -169,6 +174,12 @@ inline TILE_TARGET void tile_zero() {
 template <int T>
 inline TILE_TARGET void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+}
+
+// The same of what is not soon read again: it leaves the first cache before what else is there.
+template <int T>
+inline TILE_TARGET void tile_load_once(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
 }
 
 template <int T>
