@@ -1,8 +1,6 @@
 // Integer linears on the tile unit. A group's sums leave the unit as integers; scaling them is work
 // for the vectors, done while the unit multiplies the next group.
 
-constexpr int64_t INT_TILE_PASS = 256;  // inputs of a pass of many rows
-
 // Quantised activations: the values in tiles, then for every group and row tile the scales and the
 // starts of its rows, [group][row tile][2][16].
 struct QuantisedRows {
@@ -10,7 +8,7 @@ struct QuantisedRows {
   int64_t group;
 
   QuantisedRows(int64_t num_rows, int64_t padded, int64_t group)
-      : plan(num_rows, padded, TILE_ROWS, INT_TILE_PASS, 1), group(group) {}
+      : plan(num_rows, padded, 1), group(group) {}
 
   float* scales(uint8_t* scratch, int64_t row, int64_t g) const {
     float* all = (float*)(scratch + plan.row_tiles * TILE_ROWS * plan.padded);
@@ -34,31 +32,36 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
 }
 
 // The exact sums of a group that wait to be scaled and added to the totals.
+template <class Block>
 struct GroupSums {
-  int32_t (*sums)[TILE_ROWS][PANEL];  // of each panel
-  float* totals[QUAD];
-  const float* x_scales;
-  const int32_t* starts;
-  const bf16* scales[QUAD];  // of INT4
-  int64_t num_rows;          // 0: none wait
+  const int32_t (*sums)[PANEL];   // [row tile][panel][16][16], as the totals
+  float (*totals)[PANEL];
+  const float* x_scales;          // of each row tile 16 and, after them, as many starts
+  const bf16* scales[Block::PANELS];  // of INT4
+  int64_t num_rows;               // 0: none wait
 };
 
 // Rows first..end-1 of them.
-template <class W>
-inline void add_scaled(const GroupSums& g, int64_t first, int64_t end) {
+template <class W, class Block>
+TILE_INLINE void add_scaled(const GroupSums<Block>& g, int64_t first, int64_t end) {
   if (first >= end) return;
-  Lanes scales[QUAD];
+  constexpr int PANELS = Block::PANELS;
+  Lanes scales[PANELS];
 #pragma GCC unroll 4
-  for (int p = 0; p < QUAD; p++)
+  for (int p = 0; p < PANELS; p++)
     scales[p] = W::FORMAT == Format::INT4 ? load_bf16(g.scales[p]) : zero();
-  for (int64_t m = first; m < end; m++) {
-    Lanes x_scale = splat(g.x_scales[m]);
-    Ints start = splat(g.starts[m]);
+  for (int64_t row = first; row < end; row++) {
+    int64_t tile = row / TILE_ROWS, m = row % TILE_ROWS;
+    const float* x = g.x_scales + tile * 2 * TILE_ROWS + m;
+    int32_t x_start;
+    memcpy(&x_start, x + TILE_ROWS, sizeof x_start);
+    Lanes x_scale = splat(*x);
+    Ints start = splat(x_start);
 #pragma GCC unroll 4
-    for (int p = 0; p < QUAD; p++) {
-      float* total = g.totals[p] + m * PANEL;
-      Lanes sum = to_lanes(add(load_ints(g.sums[p][m]), start));
-      store(total, scaled<W>(load(total), sum, x_scale, scales[p]));
+    for (int p = 0; p < PANELS; p++) {
+      int64_t line = (tile * PANELS + p) * TILE_ROWS + m;
+      Lanes sum = to_lanes(add(load_ints(g.sums[line]), start));
+      store(g.totals[line], scaled<W>(load(g.totals[line]), sum, x_scale, scales[p]));
     }
   }
 }
@@ -73,21 +76,29 @@ inline void unpack_lines(const uint8_t* from, uint8_t* to) {
   }
 }
 
-// One pass of a quad: all groups for a row tile, then for the next one. After each product comes a
-// share of what the vectors and the memory have to do meanwhile.
-template <class W, int64_t GROUP>
+template <class Block>
+struct IntTileThread {
+  FullTiles tiles;
+  UnitSums<Block> totals;
+  alignas(64) int32_t sums[Block::COUNT * TILE_ROWS][PANEL];
+  alignas(64) uint8_t bytes[TILE_PASS_BYTES * PANEL * 2];  // of INT4
+};
+
+// One pass of some panels: all groups for a group of row tiles, then for the next one. After each product
+// comes a share of what the vectors and the memory have to do meanwhile.
+template <class W, int64_t GROUP, class Block>
 class IntTilePiece {
  public:
   IntTilePiece(const LinearArguments& a, const QuantisedRows& x, const Piece& now,
-               const Piece& next, UnitSums& totals)
+               const Piece& next, IntTileThread<Block>& thread)
       : a_(a),
         x_(x),
         now_(now),
-        totals_(totals),
+        thread_(thread),
         weights_(a, now, x.plan.padded),
-        fetch_(a, x.plan.padded, x.plan.row_tiles, now, next),
+        fetch_(a, x.plan.padded, ceil_div(x.plan.row_tiles, TILES), now, next),
         num_groups_(now.num_inputs / GROUP) {
-    for (int64_t p = 0; p < QUAD && HALVES; p++) {
+    for (int64_t p = 0; p < PANELS && HALVES; p++) {
       int64_t panel = now.panel + min_of(p, now.num_panels - 1);
       scales_[p] = (const bf16*)a.scales + panel * (x.plan.padded / GROUP) * PANEL;
     }
@@ -96,35 +107,34 @@ class IntTilePiece {
   void compute() {
     bool is_last = now_.k + now_.num_inputs == x_.plan.padded;
     if (HALVES) unpack(0);
-    for (int64_t row = 0; row < x_.plan.num_rows; row += TILE_ROWS) {
-      if (is_last) fetch_output(a_, row, x_.plan.num_rows, now_);
-      if (now_.k == 0) clear(row);
-      const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k);
-      for (int64_t g = 0; g < num_groups_; g++) add_group(row, g, x + g * GROUP * TILE_ROWS);
-      if (is_last) finish(row);
+    for (int64_t row = 0; row < x_.plan.num_rows; row += TILES * TILE_ROWS) {
+      auto& totals = thread_.totals.of(row, now_);
+      if (now_.k == 0) memset(totals, 0, sizeof totals);
+      for (int64_t g = 0; g < num_groups_; g++) add_group(row, g);
+      if (is_last) complete_ = row;
     }
-    scale_rest();
+    add_scaled<W>(waiting_, 0, waiting_.num_rows);
+    write_complete();
+    writer_.finish();
   }
 
  private:
+  static constexpr int TILES = Block::TILES, PANELS = Block::PANELS, COUNT = Block::COUNT;
   static constexpr bool HALVES = W::FORMAT == Format::INT4;
-  static constexpr int64_t SHARES = GROUP / 64 * QUAD;  // one for every product of a group
-  static constexpr int64_t SHARE_ROWS = TILE_ROWS / SHARES;
+  static constexpr int64_t SHARES = GROUP / 64 * COUNT;  // one for every product of a group
+  static constexpr int64_t SHARE_ROWS = ceil_div(TILES * TILE_ROWS, SHARES);
   static constexpr int64_t PANEL_LINES = GROUP / W::LINE_INPUTS;
-  static constexpr int64_t SHARE_LINES = PANEL_LINES * QUAD / SHARES;
+  static constexpr int64_t SHARE_LINES = ceil_div(PANEL_LINES * PANELS, SHARES);
+  static constexpr int64_t LINES_WRITTEN = ceil_div(COUNT * TILE_ROWS, SHARES);
 
-  void clear(int64_t row) {
-    for (int64_t p = 0; p < QUAD; p++)
-      memset(totals_.at(row, now_.panel + p), 0, TILE_BYTES);
-  }
-
-  // Bytes of a group of INT4: few rows need no more than one group and the next, many keep a pass.
+  // Bytes of a group of INT4: one turn of rows needs no more than a group and the next, many keep a pass.
   uint8_t* slot(int64_t g) {
-    return bytes_ + (x_.plan.row_tiles == 1 ? g % 2 : g) * (QUAD * PANEL * GROUP);
+    return thread_.bytes + (Block::HAS_PASSES ? g : g % 2) * (PANELS * PANEL * GROUP);
   }
 
   void unpack_share(int64_t g, int64_t share) {
     int64_t line = share * SHARE_LINES;
+    if (line >= PANEL_LINES * PANELS) return;
     const uint8_t* panel = weights_.panels[line / PANEL_LINES] + g * PANEL_LINES * 64;
     unpack_lines<SHARE_LINES>(panel + line % PANEL_LINES * 64, slot(g) + line * 128);
   }
@@ -132,76 +142,70 @@ class IntTilePiece {
     for (int64_t share = 0; share < SHARES; share++) unpack_share(g, share);
   }
 
-  // Beside a product: part of the scaling of the group before and of the unpacking of the next one.
-  void do_share(int64_t share, int64_t unpacked) {
-    fetch_.lines(PANEL_LINES / SHARES);
-    int64_t first = share * SHARE_ROWS;
-    add_scaled<W>(waiting_, first, min_of(waiting_.num_rows, first + SHARE_ROWS));
-    if (unpacked) unpack_share(unpacked, share);
+  TileWeights<PANELS> weights_of(int64_t g) {
+    TileWeights<PANELS> weights = weights_;
+    for (int64_t p = 0; p < PANELS; p++)
+      weights.panels[p] = HALVES ? slot(g) + p * PANEL * GROUP
+                                 : weights.panels[p] + panel_bytes(W::FORMAT, g * GROUP);
+    return weights;
   }
 
-  void add_group(int64_t row, int64_t g, const uint8_t* x) {
-    int64_t unpacked = HALVES && row == 0 && g + 1 < num_groups_ ? g + 1 : 0, share = 0;
-    const uint8_t* weights[QUAD];
-    for (int64_t p = 0; p < QUAD; p++)
-      weights[p] = HALVES ? slot(g) + p * PANEL * GROUP
-                          : weights_.panels[p] + panel_bytes(W::FORMAT, g * GROUP);
-    zero_sums();
-    for (int64_t place = 0; place < GROUP * PANEL; place += TILE_BYTES) {
-      tile_load<4>(x + place, 64);
-      tile_load<5>(weights[0] + place, 64);
-      tile_product_bytes<0, 4, 5>();
-      do_share(share++, unpacked);
-      tile_load<6>(weights[1] + place, 64);
-      tile_product_bytes<1, 4, 6>();
-      do_share(share++, unpacked);
-      tile_load<7>(weights[2] + place, 64);
-      tile_product_bytes<2, 4, 7>();
-      do_share(share++, unpacked);
-      tile_load<5>(weights[3] + place, 64);
-      tile_product_bytes<3, 4, 5>();
-      do_share(share++, unpacked);
-    }
+  // What goes on beside the products is in copies, which stay in registers.
+  void add_group(int64_t row, int64_t g) {
+    bool unpacks = HALVES && row == 0 && g + 1 < num_groups_;
+    const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k) + g * GROUP * TILE_ROWS;
+    int64_t stride = x_.plan.stride_of(row, now_), share = 0, lines = 0;
+    TileWeights<PANELS> weights = weights_of(g);
+    auto fetch = fetch_;
+    auto writer = writer_;
+    const auto waiting = waiting_;
+    zero_tiles<COUNT>();
+    for (int64_t place = 0; place < GROUP * PANEL; place += TILE_BYTES)
+      add_inputs<ByteProducts>(Block(), x, stride, weights, place, [&]() __attribute__((always_inline)) {
+        lines += PANEL_LINES;
+        fetch.lines(lines / SHARES);
+        lines %= SHARES;
+        int64_t first = share * SHARE_ROWS;
+        add_scaled<W>(waiting, first, min_of(waiting.num_rows, first + SHARE_ROWS));
+        if (writer.line < writer.num_lines)
+          for (int64_t i = 0; i < LINES_WRITTEN; i++) writer.step();
+        if (unpacks) unpack_share(g + 1, share);
+        share++;
+      });
+    fetch_ = fetch, writer_ = writer;
+    write_complete();
     keep_group(row, now_.k / GROUP + g);
   }
 
   // The sums leave the unit and wait.
   void keep_group(int64_t row, int64_t group) {
-    tile_store<0>(sums_[0], 64), tile_store<1>(sums_[1], 64);
-    tile_store<2>(sums_[2], 64), tile_store<3>(sums_[3], 64);
-    waiting_.sums = sums_;
-    for (int64_t p = 0; p < QUAD; p++) {
-      waiting_.totals[p] = totals_.at(row, now_.panel + p);
-      if (HALVES) waiting_.scales[p] = scales_[p] + group * PANEL;
-    }
+    store_tiles<COUNT>(thread_.sums);
+    waiting_.sums = thread_.sums;
+    waiting_.totals = thread_.totals.of(row, now_);
+    for (int64_t p = 0; p < PANELS && HALVES; p++) waiting_.scales[p] = scales_[p] + group * PANEL;
     waiting_.x_scales = x_.scales(a_.scratch, row, group);
-    waiting_.starts = x_.starts(a_.scratch, row, group);
-    waiting_.num_rows = min_of(TILE_ROWS, x_.plan.num_rows - row);
+    waiting_.num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
   }
 
-  void scale_rest() {
-    add_scaled<W>(waiting_, 0, waiting_.num_rows);
-    waiting_.num_rows = 0;
-  }
-
-  void finish(int64_t row) {
-    scale_rest();
-    write_tile(a_, row, x_.plan.num_rows, now_, totals_, [&](Lanes sum, int64_t panel) {
-      return HALVES ? sum : sum * load((const float*)a_.scales + panel * PANEL);
-    });
+  // The rows whose last group has been scaled, if there are any, go to the output.
+  void write_complete() {
+    if (complete_ < 0) return;
+    int64_t row = complete_, num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
+    complete_ = -1;
+    writer_.finish();
+    writer_.start(a_, thread_.totals.of(row, now_), row, num_rows, now_, Block::HAS_PASSES);
   }
 
   const LinearArguments& a_;
   const QuantisedRows& x_;
   const Piece& now_;
-  UnitSums& totals_;
-  TileWeights<QUAD> weights_;
-  TileFetch<QUAD> fetch_;
-  int64_t num_groups_;
-  const bf16* scales_[QUAD] = {};
-  GroupSums waiting_ = {};
-  alignas(64) int32_t sums_[QUAD][TILE_ROWS][PANEL];
-  alignas(64) uint8_t bytes_[HALVES ? INT_TILE_PASS * PANEL * QUAD : 1];
+  IntTileThread<Block>& thread_;
+  TileWeights<PANELS> weights_;
+  TileFetch<PANELS, 2048, Block::HAS_PASSES ? SECOND_CACHE : FIRST_CACHE> fetch_;
+  int64_t num_groups_, complete_ = -1;
+  const bf16* scales_[PANELS] = {};
+  GroupSums<Block> waiting_ = {};
+  SumsWriter<PANELS> writer_;
 };
 
 template <class W>
@@ -210,12 +214,16 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
   prepare_strips(run, x.plan, [&](int64_t row, int64_t first, int64_t end) {
     quantise_strip<W>(a, x, row, first, end);
   });
-  auto compute = [&](const Piece& now, const Piece& next, TileThread& thread) {
-    if constexpr (W::FORMAT == Format::INT8) {
-      if (a.group == 256) return IntTilePiece<W, 256>(a, x, now, next, thread.sums).compute();
-    }
-    a.group == 128 ? IntTilePiece<W, 128>(a, x, now, next, thread.sums).compute()
-                   : IntTilePiece<W, 64>(a, x, now, next, thread.sums).compute();
-  };
-  walk<TileThread>(run, x.plan.order(ceil_div(a.num_outputs, PANEL), QUAD), compute);
+  with_block(x.plan.row_tiles, [&](auto block) {
+    using Block = decltype(block);
+    walk<IntTileThread<Block>>(
+        run, x.plan.order(ceil_div(a.num_outputs, PANEL), Block::PANELS),
+        [&](const Piece& now, const Piece& next, IntTileThread<Block>& thread) {
+          if constexpr (W::FORMAT == Format::INT8) {
+            if (a.group == 256) return IntTilePiece<W, 256, Block>(a, x, now, next, thread).compute();
+          }
+          a.group == 128 ? IntTilePiece<W, 128, Block>(a, x, now, next, thread).compute()
+                         : IntTilePiece<W, 64, Block>(a, x, now, next, thread).compute();
+        });
+  });
 }

@@ -1,10 +1,10 @@
 // Linears on the tile unit: BF16 and the integer formats from five rows up; below that, and for the
 // other formats, the vector kernels stream as fast as memory gives, to the same bits.
 //
-// One shape serves every number of rows: a tile of 16 rows against a quad, four panels of weights.
-// Of few rows each byte of weights is read once, in four long streams. Of many, a quad's inputs of
-// one pass stay in the first cache and the rows go by: a product then takes a quarter of a tile
-// from the second cache, whose width bounds the unit; a square of two by two tiles takes half.
+// Six tiles of sums, or four, meet the activations that one or two tiles hold. Up to two row tiles go
+// through all inputs in one go, and weights come straight from memory, in as many streams as a block
+// has panels. Of more, a pass of two panels stays in the first cache while the rows go by from the
+// second, two tiles at a time: each tile that is loaded serves two products.
 //
 // Activations are packed in tiles of 16 rows and 64 bytes, a pass after the other: [row tile][input
 // tile][16][64 bytes]; rows that do not exist hold what lay there before and reach no other row.
@@ -12,28 +12,40 @@
 constexpr int64_t TILE_ROWS = 16, TILE_BYTES = 1024;
 constexpr int64_t MIN_TILE_ROWS = 5;
 constexpr int64_t TILE_ROWS_PER_PASS = 512;  // fewer would make the unit wait for weights
-constexpr int64_t QUAD = 4;  // panels that are summed side by side
+constexpr int64_t TILE_PASS_BYTES = 1024;    // of a row; of two panels 32 KiB
 
-// What a thread keeps from piece to piece: sums of the panels of a unit, in tiles. The last quad of a
-// unit may lack panels; they have places too, for a unit is whole quads at most.
+// Row tiles and panels that are summed at once.
+template <int ROWS, int COLUMNS>
+struct TileBlock {
+  static constexpr int TILES = ROWS, PANELS = COLUMNS, COUNT = ROWS * COLUMNS;
+  static constexpr bool HAS_PASSES = COUNT == 4 && ROWS == 2;
+  using Sums = float[COUNT * TILE_ROWS][PANEL];  // [row tile][panel][16][16]
+};
+using FewRows = TileBlock<1, 4>;   // up to 16; six panels are no faster
+using SomeRows = TileBlock<2, 3>;  // up to 32
+using ManyRows = TileBlock<2, 2>;
+
+// What a thread keeps from piece to piece: the sums of a unit.
+template <class Block>
 struct UnitSums {
-  static constexpr int64_t UNIT = 32;
-  alignas(64) float tiles[TILE_ROWS_PER_PASS / TILE_ROWS][UNIT][TILE_ROWS][PANEL];
+  static constexpr int64_t GROUPS = TILE_ROWS_PER_PASS / TILE_ROWS / Block::TILES;
+  static constexpr bool MANY = Block::HAS_PASSES;
+  alignas(64) typename Block::Sums sums[MANY ? GROUPS : 1][MANY ? Order::MOST_PIECES : 1];
 
-  float* at(int64_t row, int64_t panel) { return tiles[row / TILE_ROWS][panel % UNIT][0]; }
+  auto& of(int64_t row, const Piece& piece) {
+    return sums[row / (Block::TILES * TILE_ROWS)][piece.number];
+  }
 };
 
 // Where activations of `item_bytes` lie, and in which order panels and inputs are gone through.
 struct TilePlan {
   int64_t num_rows, row_tiles, padded, pass, item_bytes;
 
-  // Many rows: `short_pass` inputs of a quad, of a row tile and its sums share the first cache.
-  TilePlan(int64_t num_rows, int64_t padded, int64_t long_rows, int64_t short_pass,
-           int64_t item_bytes)
+  TilePlan(int64_t num_rows, int64_t padded, int64_t item_bytes)
       : num_rows(num_rows),
         row_tiles(ceil_div(num_rows, TILE_ROWS)),
         padded(padded),
-        pass(num_rows <= long_rows ? padded : short_pass),
+        pass(row_tiles <= 2 ? padded : TILE_PASS_BYTES / item_bytes),
         item_bytes(item_bytes) {}
 
   // Row `row` from input k on, where a pass or a tile of inputs begins: 64 bytes of every tile.
@@ -43,17 +55,16 @@ struct TilePlan {
     return scratch + values * TILE_ROWS * item_bytes + row % TILE_ROWS * 64;
   }
 
+  // Bytes from a row tile of a piece to the next one, none where there is no next one.
+  int64_t stride_of(int64_t row, const Piece& piece) const {
+    return row + TILE_ROWS < num_rows ? piece.num_inputs * TILE_ROWS * item_bytes : 0;
+  }
+
   Order order(int64_t num_panels, int64_t width) const {
     int64_t sum_bytes = num_rows * Order::MOST_PIECES * width * PANEL * 4;
     int64_t cached = (TILE_CACHE_BYTES - sum_bytes) / (num_rows * item_bytes);
     return Order(num_panels, padded, width, pass, cached);
   }
-};
-
-// What a thread has while it walks.
-struct TileThread {
-  FullTiles tiles;
-  UnitSums sums;
 };
 
 // Call prepare(row, first input, end) for all rows, in strips that suit few rows and many and that
@@ -81,17 +92,16 @@ struct TileWeights {
   }
 };
 
-// Weights that are wanted soon, a line of every panel at a time, into the second cache: the first
-// one is full of what is multiplied now. One row tile fetches what is AHEAD of it in its piece and
-// then in the next; several share the piece after theirs.
-template <int64_t PANELS>
+// Weights that are wanted soon, a line of every panel at a time. Where the rows go by in one turn, what
+// is AHEAD of them in their piece and then in the next; in several, these share the piece after theirs,
+// which goes into the second cache: the first one is full of what is multiplied now.
+template <int64_t PANELS, int64_t AHEAD, int WHERE>
 struct TileFetch {
   const uint8_t* from;
   const uint8_t* end;
   const uint8_t* next;
   int64_t stride, turns, credit;
 
-  // The rows go by in that many turns.
   TileFetch(const LinearArguments& a, int64_t padded, int64_t turns, const Piece& now,
             const Piece& after)
       : stride(panel_bytes(a.format, padded)), turns(turns), credit(0) {
@@ -106,38 +116,127 @@ struct TileFetch {
   void lines(int64_t count) {
     for (credit += count; credit >= turns; credit -= turns) {
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * stride, 0, SECOND_CACHE);
+      for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * stride, 0, WHERE);
       from += 64;
       if (from == end) from = next;
     }
   }
-
- private:
-  static constexpr int64_t AHEAD = 1024;
 };
 
-// Write finished(sum, panel) of a row tile and a quad.
-template <class Finished>
-void write_tile(const LinearArguments& a, int64_t row, int64_t num_rows, const Piece& piece,
-                UnitSums& sums, Finished&& finished) {
-  for (int64_t m = row; m < min_of(num_rows, row + TILE_ROWS); m++)
-    for (int64_t panel = piece.panel; panel < piece.panel + piece.num_panels; panel++) {
-      Lanes sum = finished(load(sums.at(row, panel) + (m - row) * PANEL), panel);
-      if (a.bias) sum = sum + load(a.bias + panel * PANEL);
-      store_columns(a.out + m * a.num_outputs + panel * PANEL, sum, a.num_outputs - panel * PANEL);
-    }
+// Sums that are done, on their way to the output. Of many rows a line goes beside every product, and
+// past the caches, which do not hold them all: stores in one go would stand in the way of what is
+// loaded meanwhile, whose addresses look alike to the processor.
+template <int PANELS>
+struct SumsWriter {
+  const LinearArguments* a = nullptr;
+  const float (*sums)[PANEL] = nullptr;
+  bool past_caches = false;
+  int64_t row = 0, panel = 0, num_panels = 0, line = 0, num_lines = 0;
+
+  void start(const LinearArguments& arguments, const float (*done)[PANEL], int64_t first_row,
+             int64_t num_rows, const Piece& piece, bool are_many) {
+    a = &arguments, sums = done, row = first_row, panel = piece.panel;
+    num_panels = piece.num_panels, line = 0, num_lines = PANELS * num_rows;
+    past_caches = are_many && are_whole_lines(a->out, a->num_outputs);
+  }
+  void step() {
+    if (line == num_lines) return;
+    int64_t m = line / PANELS, p = line % PANELS;
+    line++;
+    if (p >= num_panels) return;
+    int64_t column = (panel + p) * PANEL;
+    Lanes sum = load(sums[(m / TILE_ROWS * PANELS + p) * TILE_ROWS + m % TILE_ROWS]);
+    if (a->format == Format::INT8) sum = sum * load((const float*)a->scales + column);
+    if (a->bias) sum = sum + load(a->bias + column);
+    float* out = a->out + (row + m) * a->num_outputs + column;
+    store_columns(out, sum, a->num_outputs - column, past_caches);
+  }
+  void finish() {
+    while (line < num_lines) step();
+  }
+};
+
+template <int COUNT>
+inline void zero_tiles() {
+  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  if constexpr (COUNT > 4) tile_zero<4>(), tile_zero<5>();
+}
+template <class Line>
+inline void load_tiles(const Line* sums) {
+  tile_load<0>(sums[0], 64), tile_load<1>(sums[16], 64);
+  tile_load<2>(sums[32], 64), tile_load<3>(sums[48], 64);
+}
+template <int COUNT, class Line>
+inline void store_tiles(Line* sums) {
+  tile_store<0>(sums[0], 64), tile_store<1>(sums[16], 64);
+  tile_store<2>(sums[32], 64), tile_store<3>(sums[48], 64);
+  if constexpr (COUNT > 4) tile_store<4>(sums[64], 64), tile_store<5>(sums[80], 64);
 }
 
-// Ask for the lines of the output that the row tile after `row` writes: there are more of them than
-// of weights, and each is fetched before it is written.
-inline void fetch_output(const LinearArguments& a, int64_t row, int64_t num_rows,
-                         const Piece& piece) {
-  for (int64_t m = row + TILE_ROWS; m < min_of(num_rows, row + 2 * TILE_ROWS); m++)
-    for (int64_t p = 0; p < piece.num_panels; p++)
-      fetch_to_write(a.out + m * a.num_outputs + (piece.panel + p) * PANEL);
+struct Bf16Products {
+  template <int SUM, int X, int WEIGHTS>
+  static void add() {
+    tile_product_bf16<SUM, X, WEIGHTS>();
+  }
+};
+struct ByteProducts {
+  template <int SUM, int X, int WEIGHTS>
+  static void add() {
+    tile_product_bytes<SUM, X, WEIGHTS>();
+  }
+};
+
+// A call in these loops would cost as much as a product.
+#define TILE_INLINE inline __attribute__((always_inline))
+
+// Products of a tile of activations with panels P.. of a block; the first one's sum is tile SUM.
+template <class Products, int SUM, int P, class Block, class Beside>
+TILE_INLINE void add_row_tile(const TileWeights<Block::PANELS>& weights, int64_t place,
+                              Beside&& beside) {
+  tile_load<7>(weights.panels[P] + place, 64);
+  Products::template add<SUM + P, 6, 7>();
+  beside();
+  if constexpr (P + 1 < Block::PANELS)
+    add_row_tile<Products, SUM, P + 1, Block>(weights, place, beside);
 }
 
-inline void zero_sums() { tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>(); }
+// A tile of inputs more. The order of products is the canonical one: an instruction of bf16 takes 32
+// inputs and adds their two chains to the sum. `x_stride` bytes lie between row tiles.
+template <class Products, class Block, class Beside>
+TILE_INLINE void add_inputs(Block, const uint8_t* x, int64_t x_stride,
+                            const TileWeights<Block::PANELS>& weights, int64_t place,
+                            Beside&& beside) {
+  tile_load_once<6>(x + place, 64);
+  add_row_tile<Products, 0, 0, Block>(weights, place, beside);
+  if constexpr (Block::TILES > 1) {
+    tile_load_once<6>(x + x_stride + place, 64);
+    add_row_tile<Products, Block::PANELS, 0, Block>(weights, place, beside);
+  }
+}
+template <class Products, class Beside>
+TILE_INLINE void add_inputs(ManyRows, const uint8_t* x, int64_t x_stride,
+                            const TileWeights<2>& weights, int64_t place, Beside&& beside) {
+  tile_load_once<4>(x + place, 64);
+  tile_load<6>(weights.panels[0] + place, 64);
+  Products::template add<0, 4, 6>();
+  beside();
+  tile_load_once<5>(x + x_stride + place, 64);
+  Products::template add<2, 5, 6>();
+  beside();
+  tile_load<7>(weights.panels[1] + place, 64);
+  Products::template add<1, 4, 7>();
+  beside();
+  Products::template add<3, 5, 7>();
+  beside();
+}
+
+// Call walk(block) with the one for that many row tiles.
+template <class Walk>
+void with_block(int64_t row_tiles, Walk&& walk) {
+  if (row_tiles == 1) return walk(FewRows());
+  if (row_tiles == 2) return walk(SomeRows());
+  walk(ManyRows());
+}
 
 #include "linear_bf16_tiles_body.h"
 #include "linear_int_tiles_body.h"

@@ -33,6 +33,18 @@ inline bool is_zen4() {
 
 inline const bool ON_ZEN4 = ON_AMD && is_zen4();
 
+// Intel's with the tile unit, whose second cache is fast and third one is not.
+inline bool has_tiles() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1);  // AMX-TILE
+#else
+  return false;
+#endif
+}
+
+inline const bool HAS_TILES = has_tiles();
+
 // Where memory is fetched to, as __builtin_prefetch takes it. `ONCE` is the first cache, and nothing
 // after it: for what is read once it leaves the others what they hold.
 constexpr int ONCE = 0, SECOND_CACHE = 2, FIRST_CACHE = 3;

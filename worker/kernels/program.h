@@ -32,10 +32,19 @@ inline bool go_past_caches(const Run& run, int64_t num_bytes) {
   constexpr int64_t LEAST = 32 << 10;
   return ON_ZEN4 && run.pool.num_threads() > 1 && num_bytes >= LEAST;
 }
-// The same of rows of floats, which must be whole lines.
+// Only whole lines can.
+inline bool are_whole_lines(const float* rows, int64_t width) {
+  return uint64_t(rows) % 64 == 0 && width % 16 == 0;
+}
+// The same of rows of floats.
 inline bool go_past_caches(const Run& run, const float* rows, int64_t num_rows, int64_t width) {
-  bool whole = uint64_t(rows) % 64 == 0 && width % 16 == 0;
-  return whole && go_past_caches(run, num_rows * width * 4);
+  return are_whole_lines(rows, width) && go_past_caches(run, num_rows * width * 4);
+}
+// Whether rows go past the caches because these do not hold them: a line is then written without being
+// read first. Measured on the processors with tiles, and done there.
+inline bool exceeds_caches(const float* rows, int64_t num_rows, int64_t width) {
+  constexpr int64_t LEAST = 8 << 20;
+  return HAS_TILES && are_whole_lines(rows, width) && num_rows * width * 4 >= LEAST;
 }
 
 // Call row(t) for every row the operator runs over. Of many rows a thread takes sixteen, so that the

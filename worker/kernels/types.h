@@ -98,7 +98,7 @@ inline float from_f16(f16 value) {
   return from_bits(sign | to_bits(float(rest) * 0x1p-24f));  // subnormal
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
