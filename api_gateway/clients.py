@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 from api_gateway.job import Job
-from api_gateway.link import Link
+from api_gateway.link import Link, fail
 from api_gateway.sessions import Choice
 from api_gateway.watch import CANCELLED
-from common.errors import NotFound, ServiceError, Unavailable
+from common.errors import NotFound, Unavailable
 from common.peers import Peers, Stream
 from protos import limits
-from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
+from protos.common_pb2 import EngineState, ModelInfo, SessionOpened
 from protos.tokenizer_pb2 import CancelRequest
 from protos.tokenizer_pb2_grpc import TokenizerStub
 from protos.words import STALE_S
@@ -208,7 +208,8 @@ class TextClients:
 
     def _expire(self, job: Job) -> None:
         self._unhold(job)
-        fail(job, Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1))
+        lost = Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
+        fail(job.unfinished, lost)
 
     def _replay(self, job: Job, choices: list[Choice], heard_s: float = 0.0) -> None:
         """Run `choices` again from where they are, on a link that speaks after the loss.
@@ -226,7 +227,8 @@ class TextClients:
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},
         )
         if job.attempt >= limits.MAX_ATTEMPTS:
-            fail(job, Unavailable(limits.given_up(job.attempt), code=limits.ATTEMPTS_EXHAUSTED))
+            lost = Unavailable(limits.given_up(job.attempt), code=limits.ATTEMPTS_EXHAUSTED)
+            fail(job.unfinished, lost)
         elif job.link is not None:  # a gap on a stream that stands
             for choice in choices:
                 job.link.send(job.replay_of(choice), [choice])
@@ -263,9 +265,3 @@ def by_worth(now_s: float) -> Callable[[Link], tuple[bool, int, str]]:
 def stub(channel: Any) -> Any:
     """Return the generated stub, which carries no types."""
     return TokenizerStub(channel)  # type: ignore[no-untyped-call]
-
-
-def fail(job: Job, error: ServiceError) -> None:
-    """End every unfinished choice of `job` with `error`."""
-    for choice in job.unfinished:
-        choice.end(Finish(reason=ERROR, error=ErrorDetail(**error.fields())))

@@ -5,6 +5,7 @@ The logprobs of a prompt come with one of its choices; the others may have begun
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class EchoedPrompts:
         self._bulks = bulks
         self._begun: set[int] = set()
         self._new: list[Choice] = []
+        self._told: dict[int, dict[str, Any]] = {}  # by prompt: its choices repeat the same
 
     def begun(self, news: Sequence[Choice]) -> list[Choice]:
         """Return the choices with something to show: those of `news`, and those held back so far,
@@ -50,9 +52,14 @@ class EchoedPrompts:
     def text(self, choice: Choice) -> str:
         return self._echoes[choice.prompt]
 
-    def logprobs(self, choice: Choice, offsets: TextOffsets) -> dict[str, Any]:
-        """Return the logprobs of the echo; `offsets` then stands at its end."""
-        return echo_logprobs(self.text(choice), self._rows(choice.prompt), (), offsets)
+    async def logprobs(self, choice: Choice, offsets: TextOffsets) -> dict[str, Any]:
+        """Return the logprobs of the echo, for nobody to change; `offsets` then stands at its
+        end."""
+        echo, prompt = self.text(choice), choice.prompt
+        offsets.begin_at(len(echo))
+        if prompt not in self._told:
+            self._told[prompt] = await asyncio.to_thread(echo_logprobs, echo, self._rows(prompt))
+        return self._told[prompt]
 
     def _rows(self, prompt: int) -> list[TextLogprobs]:
         return prompt_rows(self._job, prompt, self._bulks)

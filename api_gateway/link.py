@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from api_gateway.job import Job
 from api_gateway.sessions import Choice, Demux
+from common.errors import PayloadTooLarge, ServiceError
 from common.peers import Breach, Stream
-from common.rpc import MAX_MERGED_BYTES
-from protos.common_pb2 import EngineState, ModelInfo, SessionOpened
+from common.rpc import MAX_MERGED_BYTES, MAX_MESSAGE_BYTES
+from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
 from protos.limits import MAX_U32
-from protos.tokenizer_pb2 import GatewayMessage, TextBatch, TextMessage, TextRequest
+from protos.tokenizer_pb2 import ConvertRequest, GatewayMessage, TextBatch, TextMessage, TextRequest
 
 SLOT_LIMIT = MAX_U32 - 2**20
+MOST_BYTES = MAX_MESSAGE_BYTES - MAX_MERGED_BYTES - 2**21
+"""Of one request: it may stand behind others in its message, with slots that end behind it. A
+message that cannot pass ends the stream, with all that runs on it, and would be sent again."""
 
 
 class Link:
@@ -41,7 +45,7 @@ class Link:
         self.heard_s = time.monotonic()
         self._stream = stream
         self._on_broken = on_broken
-        self._adds: deque[TextRequest] = deque()
+        self._adds: deque[tuple[TextRequest, int]] = deque()  # and its bytes
         self._aborts: list[int] = []
         self._pauses: dict[int, bool] = {}  # slot -> pause it, or resume it
         self._outgoing = asyncio.Event()
@@ -54,12 +58,17 @@ class Link:
         return any(s.ready and now_s - heard_s <= stale_s for s, heard_s in self.states.values())
 
     def send(self, request: TextRequest, choices: list[Choice]) -> None:
-        """Queue an add; its slots start at a new number."""
+        """Queue an add; its slots start at a new number. One that cannot pass ends here."""
+        try:
+            size = checked_size(request)
+        except PayloadTooLarge as error:
+            fail(choices, error)
+            return
         request.slot = self.demux.add(choices)
         now = time.monotonic()
         for choice in choices:
             choice.num_at_send, choice.sent_s = choice.num_tokens, now
-        self._adds.append(request)
+        self._adds.append((request, size))
         self._outgoing.set()
 
     def abort(self, choices: list[Choice]) -> None:
@@ -100,8 +109,9 @@ class Link:
                 message = GatewayMessage(session=self.session)
                 size = 0
                 while self._adds and size < MAX_MERGED_BYTES:
-                    size += self._adds[0].ByteSize()
-                    message.adds.append(self._adds.popleft())
+                    request, num_bytes = self._adds.popleft()
+                    message.adds.append(request)
+                    size += num_bytes
                 if not self._adds:  # what they speak of must have been said
                     self._speak_of_added(message)
                 await self._stream.write(message)
@@ -139,3 +149,17 @@ class Link:
         if state.max_model_len:
             for info in self.models:
                 info.max_model_len = state.max_model_len
+
+
+def checked_size(request: TextRequest | ConvertRequest) -> int:
+    """Return how many bytes a request has on its way; raise PayloadTooLarge for too many."""
+    if (size := request.ByteSize()) > MOST_BYTES:
+        why = f"the request has {size} bytes as the tokenizer is to read it"
+        raise PayloadTooLarge(f"{why}, {MOST_BYTES} are allowed", code="request_too_large")
+    return size
+
+
+def fail(choices: Iterable[Choice], error: ServiceError) -> None:
+    """End `choices` with `error`."""
+    for choice in choices:
+        choice.end(Finish(reason=ERROR, error=ErrorDetail(**error.fields())))

@@ -72,7 +72,7 @@ def name_of(entry: TextLogprob) -> str:
     return entry.token
 
 
-def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, list[Any]]:
     """Return the `logprobs` of a completion choice."""
     return {
         "tokens": [name_of(row.entries[0]) for row in rows],
@@ -84,27 +84,21 @@ def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> d
     }
 
 
-def echo_logprobs(
-    echo: str,
-    prompt: Sequence[TextLogprobs],
-    rows: Sequence[TextLogprobs],
-    offsets: TextOffsets,
-) -> dict[str, Any]:
-    """Return the `logprobs` of a prompt and its completion; the first token has no logprob.
+def echo_logprobs(echo: str, prompt: Sequence[TextLogprobs]) -> dict[str, list[Any]]:
+    """Return the `logprobs` of a prompt that is repeated; the first token has no logprob.
 
     A first token that the tokenizer has put there (BOS) is no part of the text. The tokens of a
     prompt may say it in other characters (in NFC); those of the completion begin at its end.
     """
+    offsets = TextOffsets()
     told = [row for row in prompt if row.index]
     head = next((row.entries[0] for row in prompt if not row.index), None)
     first, raw = (echo, echo.encode()) if head is None else (name_of(head), head.token_bytes)
     if echo.encode().startswith(raw):
         offsets.take(raw)
     shown = completion_logprobs(told, offsets)
-    offsets.begin_at(len(echo))
-    answer = completion_logprobs(rows, offsets)
     begin = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-    return {name: [of_first, *shown[name], *answer[name]] for name, of_first in begin.items()}
+    return {name: [of_first, *shown[name]] for name, of_first in begin.items()}
 
 
 def prompt_logprobs(rows: Sequence[TextLogprobs]) -> list[dict[str, Any] | None]:

@@ -23,6 +23,7 @@ from api_gateway.responses.reply import ResponseStream, WholeResponse
 from api_gateway.sessions import Mailbox
 from api_gateway.sse import EventStream
 from api_gateway.structure import blamed
+from api_gateway.told import check_told
 from api_gateway.translate import Kind, Order
 from api_gateway.watch import CANCELLED, DEADLINE, GONE, IDLE, SHUTDOWN, Vigil, Watch
 from common.errors import Cancelled, DeadlineExceeded, ServiceError, Unavailable
@@ -62,7 +63,7 @@ class Pipeline:
         self._watch.add(vigil)
         try:
             self._clients.submit(job)
-            await self._drive(job, reply, meter)
+            await self._drive(order, job, reply, meter)
             await reply.finish(job, meter)
         except ServiceError as error:
             report["code"] = error.code
@@ -79,7 +80,7 @@ class Pipeline:
             report |= meter.end(time.monotonic())
             reply.close()
 
-    async def _drive(self, job: Job, reply: Reply, meter: Meter) -> None:
+    async def _drive(self, order: Order, job: Job, reply: Reply, meter: Meter) -> None:
         """Pass news on until every choice has ended; raise what ended one badly."""
         mailbox, num_live = job.mailbox, len(job.choices)
         while num_live:
@@ -87,6 +88,8 @@ class Pipeline:
             if mailbox.alarm is not None:
                 await answer(mailbox, reply)
             meter.note(news, time.monotonic())
+            if order.tells_prompts:
+                check_told(order, job)
             ended = [(choice.finish, choice) for choice in news if choice.finish is not None]
             await reply.advance(news)
             for finish, choice in ended:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from api_gateway.answers import Answer
 from api_gateway.asgi import Call
-from api_gateway.bulks import Bulks, prompt_rows
+from api_gateway.bulks import Bulks
 from api_gateway.job import Job
-from api_gateway.logprobs import (
-    TextOffsets,
-    chat_logprobs,
-    completion_logprobs,
-    echo_logprobs,
-    prompt_logprobs,
-)
+from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, num_output_tokens, usage_of
 from api_gateway.sessions import Choice
+from api_gateway.told import Told, told
 from api_gateway.translate import Order
 from common.errors import ServiceError
 from protos.columns import unpack
@@ -38,11 +34,6 @@ def stop_reason(finish: Finish) -> str | int | None:
     if finish.HasField("stop_string"):
         return finish.stop_string
     return finish.stop_token_id if finish.HasField("stop_token_id") else None
-
-
-def prompt_ids(job: Job, prompt: int) -> list[int]:
-    """Return the ids of a prompt, which come with one of its choices."""
-    return unpack(next((c.prompt_ids for c in job.groups[prompt] if c.prompt_ids), b"")).tolist()
 
 
 def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogprobs]:
@@ -82,10 +73,15 @@ class WholeReply(OnePiece):
         self._created = created
         self._fingerprint = fingerprint
         self._bulks: list[Bulks] = []
+        self._told: list[Told] = []
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply."""
         self._bulks = [Bulks().note(choice) for choice in job.choices]
+        if self._order.tells_prompts:
+            self._told = await asyncio.to_thread(self._tell, job)
+        else:
+            self._told = self._tell(job)
         is_chat = self._order.is_chat
         make = self._chat_choice if is_chat else self._text_choice
         body: dict[str, Any] = {
@@ -94,17 +90,20 @@ class WholeReply(OnePiece):
             "created": self._created,
             "model": self._order.model,
             "system_fingerprint": self._fingerprint(),
-            "choices": [make(choice, job) for choice in job.choices],
+            "choices": [make(choice) for choice in job.choices],
             "usage": usage_of(job),
             "timings": meter.timings(),
         }
         if is_chat and self._order.return_token_ids:
-            body["prompt_token_ids"] = prompt_ids(job, 0)
+            body["prompt_token_ids"] = self._told[0].ids
         if is_chat and self._order.num_prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_logprobs(prompt_rows(job, 0, self._bulks))
+            body["prompt_logprobs"] = self._told[0].logprobs
         await self._call.reply_json(200, body)
 
-    def _chat_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
+    def _tell(self, job: Job) -> list[Told]:
+        return [told(self._order, job, prompt, self._bulks) for prompt in range(len(job.groups))]
+
+    def _chat_choice(self, choice: Choice) -> dict[str, Any]:
         answer = Answer(self._order, self._call.request_id, choice)
         message = answer.message()
         logprobs = None
@@ -113,22 +112,20 @@ class WholeReply(OnePiece):
         shown = {"index": choice.index, "message": message, "logprobs": logprobs}
         return self._with_ending(shown, choice, answer.has_calls)
 
-    def _text_choice(self, choice: Choice, job: Job) -> dict[str, Any]:
-        order, logprobs = self._order, None
+    def _text_choice(self, choice: Choice) -> dict[str, Any]:
+        order, logprobs, of_prompt = self._order, None, self._told[choice.prompt]
         echo = order.echoes[choice.prompt] if order.echoes else ""
         if order.num_logprobs is not None:
-            rows = answer_rows(choice, choice.logprobs)
-            if order.echoes:
-                told = prompt_rows(job, choice.prompt, self._bulks)
-                logprobs = echo_logprobs(echo, told, rows, TextOffsets())
-            else:
-                logprobs = completion_logprobs(rows, TextOffsets())
+            offsets = TextOffsets()
+            offsets.begin_at(len(echo))
+            logprobs = completion_logprobs(answer_rows(choice, choice.logprobs), offsets)
+            if of_prompt.echo is not None:
+                logprobs = {name: of_prompt.echo[name] + logprobs[name] for name in logprobs}
         shown = {"index": choice.index, "text": echo + choice.take_text(), "logprobs": logprobs}
         if order.return_token_ids:
-            shown["prompt_token_ids"] = prompt_ids(job, choice.prompt)
+            shown["prompt_token_ids"] = of_prompt.ids
         if order.num_prompt_logprobs is not None:
-            told = prompt_rows(job, choice.prompt, self._bulks)
-            shown["prompt_logprobs"] = prompt_logprobs(told)
+            shown["prompt_logprobs"] = of_prompt.logprobs
         return self._with_ending(shown, choice)
 
     def _with_ending(

@@ -54,7 +54,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, Meta(description="largest request body", ge=1024, le=MAX_MESSAGE_BYTES // 2)
     ] = 4 * 2**20  # ids take up to twice the bytes below
     max_concurrent_requests: Annotated[
-        int, Meta(description="more at once are refused with 429", ge=1)
+        int,
+        Meta(
+            description="more at once are refused with 429, but of tenants below an equal share",
+            ge=1,
+        ),
     ] = 1024
     slow_client_timeout_s: Annotated[
         float, Meta(description="a client that takes nothing for this long is cut off", gt=0)

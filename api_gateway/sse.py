@@ -17,8 +17,9 @@ from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.replies import answer_rows, finish_word, prompt_ids, stop_reason
+from api_gateway.replies import answer_rows, finish_word, stop_reason
 from api_gateway.sessions import Choice
+from api_gateway.told import prompt_ids
 from api_gateway.translate import Order
 from api_gateway.watch import Vigil
 from common.errors import ServiceError
@@ -119,8 +120,11 @@ class EventStream(Stream):
         self.opening()
         frames: list[bytes] = []
         if self._echoes is not None:
-            news = self._begun(self._echoes, news, frames)
-        for choice in news:
+            news = self._echoes.begun(news)
+        ends = [choice.finish for choice in news]  # others may come while an echo is made
+        if self._echoes is not None:
+            await self._begin_echoes(self._echoes, frames)
+        for choice, finish in zip(news, ends, strict=True):
             if self._chunks.is_plain:
                 if choice.reasoning:
                     thoughts = choice.take_reasoning()
@@ -130,7 +134,6 @@ class EventStream(Stream):
                     frames.append(self._chunks.text(choice.index, choice.take_text()))
             else:
                 self._rich(choice, frames)
-            finish = choice.finish
             if finish is not None and finish.reason in (STOPPED, LENGTH):
                 frames.append(self._last(choice))
         if frames:
@@ -159,16 +162,12 @@ class EventStream(Stream):
         more: dict[str, Any] = {"timings": timings} if timings is not None else {}
         return self._chunks.event(usage=usage_of(self._job), **more)
 
-    def _begun(
-        self, echoes: EchoedPrompts, news: Sequence[Choice], frames: list[bytes]
-    ) -> list[Choice]:
-        """Return whose answers may be shown now; add the echoes that come before them."""
-        begun = echoes.begun(news)
+    async def _begin_echoes(self, echoes: EchoedPrompts, frames: list[bytes]) -> None:
+        """Add the echoes of those that may be shown from now on."""
         for choice in echoes.take_new():
             shown = self._chunks.choice(choice.index, echoes.text(choice))
-            shown["logprobs"] = echoes.logprobs(choice, self._offsets[choice.index])
+            shown["logprobs"] = await echoes.logprobs(choice, self._offsets[choice.index])
             frames.append(self._chunk(shown, choice))
-        return begun
 
     def _rich(self, choice: Choice, frames: list[bytes]) -> None:
         """Add chunks with all that was asked for beside text."""

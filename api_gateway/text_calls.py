@@ -9,6 +9,7 @@ import grpc
 import orjson
 
 from api_gateway.clients import TextClients
+from api_gateway.link import checked_size
 from common.errors import Internal, InvalidRequest, ServiceError, Unavailable, from_detail
 from protos.columns import unpack
 from protos.common_pb2 import Query, QueryAnswer
@@ -43,6 +44,7 @@ class TextCalls:
 
     @staticmethod
     async def _convert(stub: Any, request: ConvertRequest) -> ConvertReply:
+        checked_size(request)
         call = stub.Convert(request, timeout=CONVERT_TIMEOUT_S)
         reply: ConvertReply = await answered(call, "convert")
         if reply.HasField("error"):

@@ -91,6 +91,11 @@ class Order:
         return self.has_echo and self.num_logprobs is not None
 
     @property
+    def tells_prompts(self) -> bool:
+        """Whether the reply has logprobs of the prompts."""
+        return self.num_prompt_logprobs is not None or self.tells_echo
+
+    @property
     def num_choices(self) -> int:
         return sum(request.limits.n for request in self.requests)
 

@@ -10,6 +10,8 @@ from millrace.errors import CommandError
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 MARK = "[thinks] "
 """Stands before thoughts where no colours show."""
+_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
+"""What a terminal obeys: at a model's word it would change its title, its clipboard, its lines."""
 
 
 class Speech:
@@ -17,17 +19,20 @@ class Speech:
 
     def __init__(self) -> None:
         self.said = ""
-        self._begin, self._end = (DIM, f"{PLAIN}\n\n") if is_terminal() else (MARK, "\n\n")
+        self._is_shown = is_terminal()
+        self._begin, self._end = (DIM, f"{PLAIN}\n\n") if self._is_shown else (MARK, "\n\n")
         self._is_thinking = False
 
     def add(self, thoughts: str, text: str) -> None:
         """Print what one step has brought; thoughts stand before the text."""
         if thoughts:
-            self._write(thoughts if self._is_thinking else self._begin + thoughts)
+            if not self._is_thinking:
+                self._write(self._begin)
             self._is_thinking = True
+            self._tell(thoughts)
         if text:
             self.close()
-            self._write(text)
+            self._tell(text)
             self.said += text
 
     def close(self) -> None:
@@ -35,6 +40,10 @@ class Speech:
         if self._is_thinking:
             self._write(self._end)
         self._is_thinking = False
+
+    def _tell(self, text: str) -> None:
+        """Print a model's words: all of them, but what a terminal would obey."""
+        self._write(text.translate(_CONTROLS) if self._is_shown else text)
 
     def _write(self, text: str) -> None:
         print(text, end="", flush=True)

@@ -65,6 +65,8 @@ MAX_NOTE_CHARS = 64
 """Of `prompt_cache_key` and `safety_identifier`, as OpenAI has it."""
 MAX_PROMPT_CHOICES = 256
 """Prompts of a request times its n."""
+MAX_PROMPT_LOGPROBS = 2**19
+"""In one reply. Choices repeat their prompt's, so that a small request can ask for any number."""
 MAX_EMBEDDING_INPUTS = 2048
 MAX_CONVERTED_TOKENS = 2**20
 MAX_STOP_STRINGS = 16

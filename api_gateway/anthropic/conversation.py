@@ -96,6 +96,7 @@ class Gathering:
     def __init__(self, tools: Mapping[str, OfferedTool]) -> None:
         self.sides: list[Side | Result] = []
         self._tools = tools
+        self._told: set[str] = set()
 
     def last(self, role: Speaker) -> Side:
         """Return what that side is saying now."""
@@ -122,14 +123,22 @@ class Gathering:
             self.last(role).thoughts.append(block.thinking)
 
     def _result(self, content: Content, param: str) -> Iterator[str]:
-        """Yield the texts of a result; a tool that it refers to is told."""
+        """Yield the texts of a result; a tool that it refers to is told.
+
+        Once in a conversation: a definition is much longer than what refers to it, and without a
+        bound a small body would become any length of prompt. Turns only come behind what is there,
+        so that its prefix stays.
+        """
         for block in contents_of(content, RESULTS, param):
             if isinstance(block, TextBlock):
                 yield block.text
-            elif (tool := self._tools.get(block.tool_name)) is not None:
-                yield f"This tool can be called now: {dumps(as_function(tool)).decode()}"
+            elif (tool := self._tools.get(name := block.tool_name)) is None:
+                yield f"There is no tool {name}."
+            elif name in self._told:
+                yield f"This tool can be called: {name}"
             else:
-                yield f"There is no tool {block.tool_name}."
+                self._told.add(name)
+                yield f"This tool can be called now: {dumps(as_function(tool)).decode()}"
 
 
 def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:

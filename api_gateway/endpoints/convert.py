@@ -33,7 +33,7 @@ class Convert:
 
     async def tokenize(self, call: Call) -> None:
         """Answer with ids, as vLLM's route of this name."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             body = await self._door.read(call, TokenizeRequest)
             if (body.prompt is None) == (body.messages is None):
                 raise refuse("exactly one of prompt and messages is needed", "prompt")
@@ -59,7 +59,7 @@ class Convert:
 
     async def detokenize(self, call: Call) -> None:
         """Answer with the text of ids."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             body = await self._door.read(call, DetokenizeRequest)
             check_count(body.tokens, limits.MAX_CONVERTED_TOKENS, "tokens")
             check_token_ids(body.tokens, "tokens")
@@ -71,7 +71,7 @@ class Convert:
 
     async def apply_template(self, call: Call) -> None:
         """Answer with the prompt that a conversation becomes, as llama.cpp's route."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             body = await self._door.read(call, ChatPrompt)
             asked = await self._asked(call, body.model)
             asked.chat.CopyFrom(conversation(body))
@@ -80,7 +80,7 @@ class Convert:
 
     async def about(self, call: Call) -> None:
         """Answer with the template and the named tokens, as vLLM's route of this name."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             asked = await self._asked(call, None)
             asked.about = True
             reply = await self._calls.convert(asked)
@@ -88,7 +88,7 @@ class Convert:
 
     async def count(self, form: Form[Any], call: Call) -> None:
         """Answer how many tokens the prompts of a request have together, in the form's words."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             order = await self._door.order(call, form)
             counts = [len(await self._calls.prompt_ids(request)) for request in order.requests]
             shown: dict[str, Any] = {"input_tokens": sum(counts)}

@@ -24,7 +24,7 @@ class Generate:
     async def create(self, form: Form[Any], call: Call) -> None:
         """Answer one request; raises ServiceError before the reply has begun."""
         call.report = {}
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             order = await self._door.order(call, form)
             if order.has_echo:
                 texts = [await self._text(request) for request in order.requests]

@@ -54,7 +54,7 @@ class Requests:
 
     async def explain(self, call: Call) -> None:
         """Answer what a chat or completion request would cost now, without running it."""
-        with self._door.admission.enter():
+        with self._door.admission.enter(call.tenant):
             order = await self._order(call)
             prompts = []
             for request in order.requests:

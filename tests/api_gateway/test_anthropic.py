@@ -459,6 +459,21 @@ async def test_tools_whose_loading_is_deferred(
     assert [block["type"] for block in unknown["content"]] == ["text"]  # nobody has referred to it
 
 
+async def test_a_tool_is_told_once_however_often_it_is_referred_to(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """A prompt must not grow by a definition with each of the short blocks that refer to one."""
+    tool = {**TOOL, "description": "of a city " * 10_000, "defer_loading": True}
+    found = [{"type": "tool_reference", "tool_name": "get_weather"}] * 200
+    results = [{"type": "tool_result", "tool_use_id": "c", "content": found}] * 5
+    body = ask(messages=[{"role": "user", "content": results}], tools=[tool])
+    assert (await client.post(URL, json=body)).status_code == 200
+    told = [m["content"] for m in json.loads(seen(fake).chat.messages_json)]
+    first, *again = "\n".join(told).split("\n")
+    assert first.startswith("This tool can be called now: ") and tool["description"] in first
+    assert again == ["This tool can be called: get_weather"] * 999
+
+
 @pytest.mark.parametrize(
     ("content", "path"),
     [
