@@ -252,6 +252,45 @@ def test_what_is_lost_again_and_again_while_it_seems_to_wait_is_counted_at_last(
     assert limits.waits(3, 1, 1.0, 3.0) == limits.waits(3, 0, 1.0, 1.5) == 0
 
 
+async def test_who_waits_in_engines_has_the_whole_time_at_each_loss(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROOF_S", 0.02)
+    stage = build(replay_timeout_s=60.0)
+    await stage.submit()
+    loop = asyncio.get_running_loop()
+    clock, skipped_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+    for number in range(4):
+        await asyncio.sleep(0.03)
+        stage.pipeline.on_state(stage.link)
+        skipped_s += 40.0  # it has waited there so long
+        stage.pipeline.detach_engine(stage.link)
+        await asyncio.sleep(0)
+        stage.link = FakeLink(f"engine-{number}")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds or stage.gateway.finishes))
+        assert not stage.gateway.finishes
+
+
+async def test_to_be_refused_while_engines_come_back_gives_no_more_time(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROOF_S", 1e9)  # however slow this machine is
+    stage = build(replay_timeout_s=60.0)
+    await stage.submit()
+    loop = asyncio.get_running_loop()
+    clock, skipped_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+    stage.end(0, FinishReason.ERROR, error=ErrorDetail(kind="Unavailable", code="replica_lost"))
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    skipped_s = 61.0
+    stage.end(1, FinishReason.IGNORED, error=ErrorDetail(kind="Unavailable"))
+    await until(lambda: bool(stage.gateway.finishes))
+    assert len(stage.link.adds) == 2
+
+
 async def test_replay_waits_only_so_long(build: Build) -> None:
     stage = build(replay_timeout_s=0.02)
     await stage.submit()
