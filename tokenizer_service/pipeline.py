@@ -321,6 +321,7 @@ class TextPipeline:
             self._metrics.replays.inc()
             name = {"request_id": choice.ticket.request.request_id, "choice": choice.index}
             log.warning("replay", extra={**name, "attempt": choice.attempt})
+        choice.age.wait(time.monotonic())
         choice.heard_after_s = time.monotonic() + limits.AFTERMATH_S
         until_s = choice.give_up_at(seat.heard_s, self._replay_timeout_s)
         self._spawn(choice.ticket, self._resend(choice, until_s))

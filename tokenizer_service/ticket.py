@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ class Choice:
     """And when that was, on the monotonic clock."""
     num_waits: int = 0
     """Engines lost in a row while it waited."""
+    age: limits.Age = field(init=False)
+    """On the monotonic clock; an engine serves it from its first token there."""
     stream: TextStream | None = None
     split: SplitStream | None = None
     """Reads `stream` when thoughts and answer go out on channels of their own."""
@@ -117,6 +120,10 @@ class Choice:
     """While lost: when to give up, in seconds of the loop's clock."""
     heard_after_s: float = 0.0
     """An engine must have spoken since then to be given it, on the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        waited_s = self.ticket.request.limits.waited_ms / 1000
+        self.age = limits.Age(time.monotonic(), waited_s)
 
     def has_waited(self, heard_s: float) -> bool:
         """Count the loss of an engine that spoke last at `heard_s`; return whether it found this

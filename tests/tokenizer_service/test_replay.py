@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -271,6 +272,27 @@ async def test_who_waits_in_engines_has_the_whole_time_at_each_loss(
         stage.pipeline.attach_engine(stage.link)
         await until(lambda: bool(stage.link.adds or stage.gateway.finishes))
         assert not stage.gateway.finishes
+
+
+async def test_an_engine_is_told_how_long_a_request_has_waited_and_not_how_long_it_ran(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, clock, skipped_s = build(), time.monotonic, 0
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + skipped_s)
+    await stage.submit(limits=Limits(waited_ms=7_000_000))
+    told = [stage.link.adds[0].limits.waited_ms]
+    for tokens in ("", "a", ""):
+        skipped_s += 1000
+        if tokens:
+            stage.step((0, 0, tokens))
+            skipped_s += 10_000
+        stage.pipeline.on_state(stage.link)
+        stage.pipeline.detach_engine(stage.link)
+        stage.link = FakeLink("next")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds))
+        told.append(stage.link.adds[0].limits.waited_ms)
+    assert [ms // 1_000_000 for ms in told] == [7, 8, 9, 10]
 
 
 async def test_to_be_refused_while_engines_come_back_gives_no_more_time(
