@@ -221,7 +221,10 @@ class TextClients:
         job.num_waits = limits.waits(job.num_waits, most, sent_s, heard_s)
         job.attempt = max(1, job.attempt) if job.num_waits else limits.attempts(job.attempt, most)
         job.num_replays += 1
-        job.heard_after_s = time.monotonic() + limits.AFTERMATH_S
+        now_s = time.monotonic()
+        for choice in choices:
+            choice.age.wait(now_s)
+        job.heard_after_s = now_s + limits.AFTERMATH_S
         log.warning(
             "replay",
             extra={"request_id": job.request_id, "attempt": job.attempt, "choices": len(choices)},

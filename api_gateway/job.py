@@ -77,13 +77,13 @@ class Job:
         first = self._num_begun
         self._num_begun = min(len(groups), self._num_ended + PROMPTS_AT_ONCE)
         return [
-            (self._copy(self.requests[prompt]), self.groups[prompt])
+            (self._copy(self.groups[prompt][0]), self.groups[prompt])
             for prompt in range(first, self._num_begun)
         ]
 
     def replay_of(self, choice: Choice) -> TextRequest:
         """Return what brings one choice to where it was and on from there."""
-        request = self._copy(self.requests[choice.prompt])
+        request = self._copy(choice)
         request.limits.n = 1
         request.limits.first_choice = choice.number
         request.attempt = self.attempt
@@ -99,13 +99,14 @@ class Job:
             self._begun_by = next(begun, "")
         return self._begun_by
 
-    def _copy(self, request: TextRequest) -> TextRequest:
-        """Return a copy whose deadline counts from now, for the model that has begun."""
-        copy = TextRequest()
-        copy.CopyFrom(request)
+    def _copy(self, choice: Choice) -> TextRequest:
+        """Return the request of `choice` as of now: its deadline, its age, the model that began."""
+        copy, now_s = TextRequest(), time.monotonic()
+        copy.CopyFrom(self.requests[choice.prompt])
         copy.model_hash = self.begun_by
+        copy.limits.waited_ms = int(choice.age.at(now_s) * 1000)
         if self.deadline_s is not None:
-            copy.limits.deadline_ms = max(1, int((self.deadline_s - time.monotonic()) * 1000))
+            copy.limits.deadline_ms = max(1, int((self.deadline_s - now_s) * 1000))
         return copy
 
 

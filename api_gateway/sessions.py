@@ -7,11 +7,13 @@ offline interface from the text tier in its own process. One event loop owns all
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from itertools import repeat
 
 from protos.columns import unpack
 from protos.common_pb2 import Finish, PromptProgress
+from protos.limits import Age
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextLogprobs
 
 
@@ -63,6 +65,7 @@ class Choice:
     """
 
     __slots__ = (
+        "age",
         "bulks",
         "finish",
         "has_news",
@@ -114,6 +117,7 @@ class Choice:
         self.num_seen = 0  # tokens the consumer has noticed
         self.num_at_send = 0  # tokens that there were when a tokenizer got it for the last time
         self.sent_s = 0.0  # and when that was, monotonic
+        self.age = Age(time.monotonic())  # a tokenizer serves it from its first token there
 
     @property
     def num_tokens(self) -> int:
@@ -150,6 +154,8 @@ class Choice:
             (self.reasoning if channel else self.texts).append(text)
             self.text_bytes += len(text) if text.isascii() else len(text.encode())
         self.token_ids += token_ids[held - token_offset * 4 :]
+        if held == self.num_at_send * 4 < len(self.token_ids):
+            self.age.serve(time.monotonic())
         if channel:
             self.num_reasoning += (len(self.token_ids) - held) // 4
         return True

@@ -24,13 +24,13 @@ class Held:
     def remaining(self, now: float) -> Iterator[Add]:
         """Return what is left to be sent: the request, or single choices when some have ended.
 
-        The deadline is relative to the moment of sending, so the time spent here is taken off.
+        The deadline is relative to the moment of sending, so the time spent here is taken off; it
+        is added to what has been waited.
         """
-        limits = self.add.limits
+        limits, here_s = self.add.limits, now - self.since
+        limits = msgspec.structs.replace(limits, waited_s=limits.waited_s + here_s)
         if limits.deadline_s is not None:
-            limits = msgspec.structs.replace(
-                limits, deadline_s=limits.deadline_s - (now - self.since)
-            )
+            limits = msgspec.structs.replace(limits, deadline_s=limits.deadline_s - here_s)
         whole = msgspec.structs.replace(self.add, limits=limits)
         if len(self.slots) == len(slots_of(self.add)):
             yield whole

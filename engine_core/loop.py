@@ -204,7 +204,7 @@ class EngineLoop:
                 count = message.num_output_tokens
                 self.scheduler.stop_at(message.session, message.slot, count, now)
             case Pause():
-                self.scheduler.pause(message.session, message.slot)
+                self.scheduler.pause(message.session, message.slot, now)
             case Resume():
                 self.scheduler.resume(message.session, message.slot)
             case Query():

@@ -48,6 +48,9 @@ MODEL_KEPT_S = 10.0
 """After a replica is lost: the time in which only workers of its model may take its place. A worker
 of another model that waits would else answer the requests of this one, until the right worker is
 back and is refused."""
+MAX_FORMING = 16
+"""Replicas on their way up, or down, at a time: each is a process, and a Hello costs nothing. The
+workers of others wait for a turn."""
 NUMBER_BYTES = 10
 """What a replica's number may add to the path of its socket."""
 
@@ -119,6 +122,8 @@ class Registry:
             if self._model_hash not in ("", model_hash):
                 continue
             for start in range(0, len(peers) - size + 1, size):
+                if self._is_full:
+                    break
                 self._model_hash = model_hash
                 self._start(tuple(peers[start : start + size]))
         waiting = self._lone_workers()
@@ -126,12 +131,19 @@ class Registry:
             log.warning(waiting)
         self._fleet.lone_workers = waiting
 
+    @property
+    def _is_full(self) -> bool:
+        """True while as many replicas are being formed as may be."""
+        return len(self._tasks) - len(self._fleet.ready()) >= MAX_FORMING
+
     def _lone_workers(self) -> str:
         """Say what the workers without a replica wait for; empty when there are none."""
         size, count = self._config.world_size, len(self._lone)
         if not count:
             return ""
         they = "1 worker waits" if count == 1 else f"{count} workers wait"
+        if self._is_full:
+            return f"{they} for a turn: {MAX_FORMING} replicas are formed at a time"
         if size == 1:
             who = ", ".join(f"{one.host} ({one.model_hash[:12]})" for one in self._lone.values())
             return f"{they}: of another model than the replicas' ({self._model_hash[:12]}): {who}"
@@ -157,6 +169,7 @@ class Registry:
                 self._lose(replica, f"its scheduler does not start: {error!r}")
         if waiting := self._unleased.pop(number, None):
             asyncio.get_running_loop().call_later(RETRY_S, self._try_again, waiting)
+        self._try_again({})  # there is room for one more
 
     def _keep_model(self) -> None:
         if self._keeping is not None:
@@ -248,6 +261,7 @@ class Registry:
                 replica.phase = Phase.READY
                 replica.facts = message
                 self._listener.ready(replica)
+                self._form()  # there is room for one more
             case ReplicaLost():
                 self._lose(replica, message.reason, message)
 

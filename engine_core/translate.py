@@ -60,6 +60,7 @@ def to_limits(limits: common.Limits) -> Limits:
         rotate_kv=limits.rotate_kv,
         pooling=_POOLINGS.get(limits.pooling, f"pooling {limits.pooling}"),
         report_progress=limits.report_progress,
+        waited_s=limits.waited_ms / 1000,
     )
 
 

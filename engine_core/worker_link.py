@@ -1,8 +1,8 @@
 """The scheduler's end of the channel to its workers: they join, compute steps, and may be lost.
 
 A tensor-parallel group is one failure unit: a rank that faults, falls silent, answers late or
-disconnects loses the whole replica. Who names no rank of its own is ignored; nothing proves who is
-who.
+disconnects loses the whole replica. Who names no rank of its own is ignored, and once every rank is
+taken everybody else is refused unread; until then nothing proves who is who.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class ZmqWorkerLink:
         self._worker_timeout_s = worker_timeout_s
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
         self._peers: dict[bytes, int] = {}  # identity → rank
+        self._has_refused = False
         self._sockets: dict[int, int] = {}  # file descriptor → rank
         self._heard: dict[int, float] = {}
         self._backlog: deque[tuple[int, FromWorker]] = deque()
@@ -201,6 +202,9 @@ class ZmqWorkerLink:
     def _receive(self) -> None:
         """Take one message in; only those of our ranks count, and heartbeats only as a sign."""
         peer, *_, body = self._router.socket.recv_multipart(copy=False)
+        if peer.bytes not in self._peers and len(self._peers) == self._world_size:
+            self._refuse(peer.bytes)
+            return
         try:
             message = self._decode(body.buffer)
         except msgspec.DecodeError:
@@ -220,6 +224,15 @@ class ZmqWorkerLink:
             self._errands[message.errand_id][rank] = message
         elif not isinstance(message, Heartbeat):
             self._backlog.append((rank, message))
+
+    def _refuse(self, peer: bytes) -> None:
+        """Say once that somebody spoke who is none of ours: a flood of it shall cost us little.
+
+        The connection stands: ZeroMQ ends it only together with those of our workers.
+        """
+        if not self._has_refused:
+            self._has_refused = True
+            log.warning("refused a peer: all workers are here", extra={"peer": repr(peer)})
 
     def _notice_disconnects(self) -> None:
         while self._monitor.poll(0):

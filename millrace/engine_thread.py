@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
@@ -23,8 +23,9 @@ from engine_core.scheduling.prefix_cache import model_key
 from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.scheduler import Scheduler
 from protos import worker as wire
-from protos.common_pb2 import EngineState, Query
-from protos.engine_pb2 import GenerateRequest
+from protos.common_pb2 import ERROR, EngineState, Query
+from protos.engine_pb2 import GenerateRequest, TokenBatch
+from protos.words import REPLICA_LEFT, REPLICA_LOST
 from tokenizer_service.pipeline import TextPipeline
 from worker.build import LoadedModel
 from worker.errands import Errands
@@ -240,7 +241,7 @@ class EngineThread:
         try:
             engine.run()
         except WorkerLost as error:
-            bridge.send(wire.ReplicaLost(str(error)))
+            bridge.send(wire.ReplicaLost(str(error), error.under_way))
         except Exception as error:
             log.exception("the engine failed")
             bridge.send(wire.ReplicaLost(repr(error)))
@@ -262,9 +263,25 @@ class EngineThread:
             self._tell(bridge, message)
         elif isinstance(message, wire.ReplicaLost):
             log.error("the engine starts again", extra={"reason": message.reason})
+            if message.under_way is not None:
+                self._end_live(bridge, message.under_way)
             self._bridge = None
             self._pipeline.detach_engine(bridge)
             self._restart = asyncio.create_task(self._start_again())
+
+    def _end_live(self, bridge: Bridge, under_way: Collection[tuple[int, int]]) -> None:
+        """End all that is live there as a front does: who was not under way has lost nothing by it.
+
+        Else all that wait would be suspects together with the one that fails the worker.
+        """
+        seat = self._pipeline.seats.of(bridge)
+        assert seat is not None  # it is attached as long as it is ours
+        batch = TokenBatch()
+        for slot in seat.live:
+            finish = batch.finishes.add(slot=slot, reason=ERROR)
+            finish.error.kind = "Unavailable"
+            finish.error.code = REPLICA_LOST if (SESSION, slot) in under_way else REPLICA_LEFT
+        self._pipeline.on_tokens(bridge, batch)
 
     async def _start_again(self) -> None:
         """Start when the last engine has let go of its memory: a device may not hold two caches."""

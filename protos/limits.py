@@ -139,6 +139,33 @@ def waits(before: int, num_tokens: int, sent_s: float, heard_s: float) -> int:
     return before + 1 if has_waited and before < MAX_WAITS else 0
 
 
+class Age:
+    """How long something has waited, all its waits together; to be served makes nobody older.
+
+    Each tier keeps its own, on its own clock, and sends what it is (`waited_ms`).
+    """
+
+    __slots__ = ("_since", "_waited_s")
+
+    def __init__(self, now: float, waited_s: float = 0.0) -> None:
+        """It waits, and had waited `waited_s` before."""
+        self._since: float | None = now
+        self._waited_s = waited_s
+
+    def wait(self, now: float) -> None:
+        """It waits from now on, if it did not already."""
+        if self._since is None:
+            self._since = now
+
+    def serve(self, now: float) -> None:
+        """It waits no more."""
+        self._waited_s, self._since = self.at(now), None
+
+    def at(self, now: float) -> float:
+        """Return the seconds."""
+        return self._waited_s + (0.0 if self._since is None else now - self._since)
+
+
 def given_up(attempt: int) -> str:
     """Say why what was lost so often has ended; beside ATTEMPTS_EXHAUSTED."""
     return f"lost {attempt} times under way; it is not tried again"

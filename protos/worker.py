@@ -49,6 +49,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rotate_kv: bool = False
     pooling: str = "last"
     report_progress: bool = False
+    waited_s: float = 0.0
+    """What it had waited at the moment of sending."""
 
 
 class Add(Message, frozen=True):

@@ -321,10 +321,10 @@ class TextPipeline:
             self._metrics.replays.inc()
             name = {"request_id": choice.ticket.request.request_id, "choice": choice.index}
             log.warning("replay", extra={**name, "attempt": choice.attempt})
+        choice.age.wait(time.monotonic())
         choice.heard_after_s = time.monotonic() + limits.AFTERMATH_S
-        if choice.replay_until_s is None:
-            choice.replay_until_s = asyncio.get_running_loop().time() + self._replay_timeout_s
-        self._spawn(choice.ticket, self._resend(choice, choice.replay_until_s))
+        until_s = choice.give_up_at(seat.heard_s, self._replay_timeout_s)
+        self._spawn(choice.ticket, self._resend(choice, until_s))
 
     async def _resend(self, choice: Choice, until_s: float) -> None:
         self._num_replaying += 1

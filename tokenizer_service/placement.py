@@ -154,6 +154,7 @@ class EngineSeat:
         limits.CopyFrom(ticket.limits)
         limits.n, limits.first_choice = len(choices), choices[0].index
         limits.deadline_ms = remaining_ms
+        limits.waited_ms = int(choices[0].age.at(time.monotonic()) * 1000)  # all alike, if many
         first_slot = self._next_slot
         self._next_slot += len(choices)
         for engine_slot, choice in enumerate(choices, first_slot):

@@ -94,6 +94,8 @@ class StepDecoder:
             token_ids = token_ids[: stream.num_tokens - num_held]
         choice.token_ids.extend(token_ids)
         choice.replay_until_s = None
+        if num_held == choice.num_at_start:
+            choice.age.serve(time.monotonic())
         text = step.of(choice.ticket.session)
         if split is None:
             text.add(choice.slot, text_offset, new, num_held, token_ids)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.errors import DeadlineExceeded
+from protos import limits
 from protos.common_pb2 import Limits, PromptProgress
-from protos.limits import attempts, waits
 from protos.tokenizer_pb2 import TextBatch, TextBulk, TextRequest
 from tokenizer_service.reasoning import SplitStream
 from tokenizer_service.text_stream import TextStream
@@ -100,6 +101,8 @@ class Choice:
     """And when that was, on the monotonic clock."""
     num_waits: int = 0
     """Engines lost in a row while it waited."""
+    age: limits.Age = field(init=False)
+    """On the monotonic clock; an engine serves it from its first token there."""
     stream: TextStream | None = None
     split: SplitStream | None = None
     """Reads `stream` when thoughts and answer go out on channels of their own."""
@@ -118,13 +121,27 @@ class Choice:
     heard_after_s: float = 0.0
     """An engine must have spoken since then to be given it, on the monotonic clock."""
 
+    def __post_init__(self) -> None:
+        waited_s = self.ticket.request.limits.waited_ms / 1000
+        self.age = limits.Age(time.monotonic(), waited_s)
+
     def has_waited(self, heard_s: float) -> bool:
         """Count the loss of an engine that spoke last at `heard_s`; return whether it found this
         one waiting."""
         num_tokens = len(self.token_ids) - self.num_at_start
-        self.num_waits = waits(self.num_waits, num_tokens, self.started_s, heard_s)
+        self.num_waits = limits.waits(self.num_waits, num_tokens, self.started_s, heard_s)
         return self.num_waits > 0
 
     def attempt_after_loss(self) -> int:
         """Return what `attempt` is now that the engine under it was lost."""
-        return attempts(self.attempt, len(self.token_ids) - self.num_at_start)
+        return limits.attempts(self.attempt, len(self.token_ids) - self.num_at_start)
+
+    def give_up_at(self, heard_s: float, timeout_s: float) -> float:
+        """Return when to give up, now that the engine that spoke last at `heard_s` is lost.
+
+        `timeout_s` from now if it had had a place there: a loss long ago says nothing of this one.
+        Who is only refused while engines come back keeps to the end it had.
+        """
+        if self.replay_until_s is None or heard_s - self.started_s >= limits.PROOF_S:
+            self.replay_until_s = asyncio.get_running_loop().time() + timeout_s
+        return self.replay_until_s

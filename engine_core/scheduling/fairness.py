@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from engine_core.scheduling.sequence import Sequence
 
 AGEING_S = 30.0
-"""Waiting this long is worth one step of priority."""
+"""Waiting this long is worth one step of priority; to run is not to wait."""
+Standing = tuple[int, float, float, int]
 
 
 class Deficits:
@@ -45,16 +46,16 @@ class Deficits:
         self._spent = 0
 
 
-def standing(sequence: Sequence, best: int, owed: float, now: float) -> tuple[int, float, int]:
+def standing(sequence: Sequence, best: int, owed: float, now: float) -> Standing:
     """Return the sort key of who computes its known tokens first; smaller goes first.
 
     Priority, raised by age but not above `best`, the best that is asking: so age lifts a sequence
     out of a band that is passed over, and gives no precedence within the best band. Then what the
     tenant is `owed`, then arrival.
     """
-    priority, arrival = sequence.order
-    aged = priority - int((now - sequence.request.arrival) / AGEING_S)
-    return max(aged, min(best, priority)), -owed, arrival
+    priority, arrival, seq_id = sequence.order
+    aged = priority - int(sequence.age.at(now) / AGEING_S)
+    return max(aged, min(best, priority)), -owed, arrival, seq_id
 
 
 def first_in_turn(rows: list[Sequence], deficits: Deficits, now: float) -> Sequence | None:

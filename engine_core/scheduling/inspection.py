@@ -5,6 +5,8 @@ Changes nothing.
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from engine_core.scheduling.bounds import Bounds
@@ -135,7 +137,7 @@ class Inspection:
                 length, 0, 0, layout.blocks_for(length), layout.num_available,
                 0, roster.num_waiting, len(roster.running), None, refusal,
             )  # fmt: skip
-        row.order = (row.order[0], 1 << 62)  # behind those that have come
+        row.order = (row.order[0], inf, 0)  # behind those that have come
         outlook = self._planner.outlook(row, now)
         return Explanation(
             num_prompt_tokens=row.num_prompt,

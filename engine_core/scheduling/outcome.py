@@ -94,7 +94,7 @@ class Outcome:
         reason = sequence.ending()
         if reason is FinishReason.UNFINISHED:
             if sequence.is_full:
-                self._roster.shift(sequence)
+                self._roster.shift(sequence, now)
             return None
         return self._roster.finish(sequence, reason, now)
 

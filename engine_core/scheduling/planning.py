@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.draft import Draft
-from engine_core.scheduling.fairness import Deficits, blocks, first_in_turn, standing
+from engine_core.scheduling.fairness import (
+    Deficits,
+    Standing,
+    blocks,
+    first_in_turn,
+    standing,
+)
 from engine_core.scheduling.fetching import Fetching
 from engine_core.scheduling.policy import (
     Place,
@@ -71,8 +77,8 @@ class Planner:
         draft = Draft(step_id, self._bounds.max_num_batched_tokens)
         tenants = self._roster.tenants
         if self._bounds.tenants:
-            self._preempt_over_limits()
-        self._preempt_for_memory(draft)
+            self._preempt_over_limits(now)
+        self._preempt_for_memory(draft, now)
         if len(tenants) > 1 and not draft.has_preempted:
             self._preempt_for_fairness(now)
         if self._speculation is None:
@@ -83,7 +89,7 @@ class Planner:
             for tenant, count in self._roster.seats.items():
                 self._deficits.charge(tenant, count)  # a seat is worth a token a step
         if self._roster.full:
-            turn_full(self._roster, draft)
+            turn_full(self._roster, draft, now)
         self._catch_up(draft, now)
         if self._speculation is not None:
             self._speculation.plan(draft)
@@ -105,12 +111,12 @@ class Planner:
             may_start=not num_before and has_seat and self._fits(sequence, known),
         )
 
-    def _standing(self, row: Sequence, best: int, now: float) -> tuple[int, float, int]:
+    def _standing(self, row: Sequence, best: int, now: float) -> Standing:
         return standing(row, best, self._deficits.of(row.tenant), now)
 
     # ── making way ───────────────────────────────────────────────────────────────────────────
 
-    def _preempt_over_limits(self) -> None:
+    def _preempt_over_limits(self, now: float) -> None:
         """Preempt until no tenant's rows grow over the blocks that it may hold."""
         running = self._roster.running
         limited = [tenant for tenant in self._roster.seats if self._bounds.of(tenant).blocks]
@@ -121,7 +127,7 @@ class Planner:
                 held = sum(len(row.block_ids) for row in rows)
                 if held + sum(self._must_grow(row) for row in rows) <= most:
                     break
-                self._roster.preempt(rows.pop())
+                self._roster.preempt(rows.pop(), now)
 
     @staticmethod
     def _must_grow(row: Sequence) -> bool:
@@ -129,7 +135,7 @@ class Planner:
         is_full = row.num_planned - row.num_guesses >= row.capacity
         return is_full and row.num_expected < row.max_total
 
-    def _preempt_for_memory(self, draft: Draft) -> None:
+    def _preempt_for_memory(self, draft: Draft, now: float) -> None:
         """Preempt until every row that needs a block to go on can have one.
 
         Before anything is planned, because a victim may stand anywhere among the rows.
@@ -139,7 +145,7 @@ class Planner:
             needed = sum(self._must_grow(row) for row in running)
             if needed <= self._layout.num_available or self._roster.is_returning:
                 return  # blocks that come back with a plan in flight are worth a step's wait
-            self._roster.preempt(choose_victim(running))
+            self._roster.preempt(choose_victim(running), now)
             draft.has_preempted = True
 
     def _preempt_for_fairness(self, now: float) -> None:
@@ -155,7 +161,7 @@ class Planner:
             needed = self._layout.blocks_for(self._most(candidate))
             victim = choose_blocks(candidate, running, needed)
         if victim is not None:
-            self._roster.preempt(victim)
+            self._roster.preempt(victim, now)
 
     # ── going on ─────────────────────────────────────────────────────────────────────────────
 
@@ -223,9 +229,8 @@ class Planner:
                 return
             if sequence.status is Status.RUNNING:
                 prefills.remove(sequence)
-                count = draft.advance(sequence, draft.step_rows)
+                count = self._advance(sequence, draft, draft.step_rows, now)
                 draft.steps.append(SequenceStep(sequence.seq_id, count))
-                self._count_prefill(sequence, count)
                 continue
             known = self._known(sequence)
             if not (may_join(sequence, self._roster.running) and self._fits(sequence, known)):
@@ -327,13 +332,21 @@ class Planner:
         if sequence.scheduled_at is None:
             self._note_cached(sequence, known)
             sequence.scheduled_at = now
-        count = draft.advance(sequence, draft.start_rows)
+        count = self._advance(sequence, draft, draft.start_rows, now)
         draft.starts.append(start_row(sequence, known.num_tokens, count))
-        self._count_prefill(sequence, count)
 
-    def _count_prefill(self, sequence: Sequence, count: int) -> None:
+    def _advance(self, sequence: Sequence, draft: Draft, rows: list[Sequence], now: float) -> int:
+        """Plan known tokens of a row; with the last of them it waits no more.
+
+        Until then it is passed over for others, as one that has not started.
+        """
+        num_left = sequence.num_left
+        count = draft.advance(sequence, rows)
+        if count == num_left:
+            sequence.age.serve(now)
         self._tally.num_prefill_tokens += count
         self._deficits.charge(sequence.tenant, count)
+        return count
 
     def _note_cached(self, sequence: Sequence, known: Known) -> None:
         """Say what was found when a request first started; what its choices share is no hit."""

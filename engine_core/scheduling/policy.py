@@ -14,7 +14,7 @@ from engine_core.scheduling.fairness import blocks, heaviest
 from engine_core.scheduling.sequence import Sequence, Status
 
 
-def order(sequence: Sequence) -> tuple[int, int]:
+def order(sequence: Sequence) -> tuple[int, float, int]:
     """Return the sort key of a sequence; smaller runs first, no two are equal."""
     return sequence.order
 

@@ -116,13 +116,13 @@ class Roster:
         del self.held[sequence.seq_id]
         self._requeue(sequence)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, now: float) -> None:
         """Take a running sequence off the workers for the need of others."""
         sequence.num_preemptions += 1
         self.tally.num_preemptions += 1
-        self.set_back(sequence)
+        self.set_back(sequence, now)
 
-    def shift(self, sequence: Sequence) -> None:
+    def shift(self, sequence: Sequence, now: float) -> None:
         """The context is full: what is left of it is computed anew, or turned by the next plan.
 
         A row that is off the workers already is shortened when it waits again.
@@ -132,20 +132,21 @@ class Roster:
         if sequence.request.limits.rotate_kv:
             self.full.append(sequence)
         else:
-            self.set_back(sequence)
+            self.set_back(sequence, now)
 
-    def set_back(self, sequence: Sequence) -> None:
+    def set_back(self, sequence: Sequence, now: float) -> None:
         """Take a running sequence off the workers; it waits again when no plan names it."""
         sequence.move(Status.PREEMPTED)
+        sequence.age.wait(now)
         self._leave(sequence)
         if sequence.last_plan <= self.applied:
             self._requeue(sequence)
 
-    def pause(self, sequence: Sequence) -> None:
+    def pause(self, sequence: Sequence, now: float) -> None:
         """Hold `sequence` back until `resume`; what it holds goes to others."""
         sequence.is_paused = True
         if sequence.status is Status.RUNNING:
-            self.preempt(sequence)
+            self.preempt(sequence, now)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
             self._hold(sequence)

@@ -18,7 +18,7 @@ from engine_core.scheduling.sequence import Sequence, Status
 from protos.worker import Shift
 
 
-def turn_full(roster: Roster, draft: Draft) -> None:
+def turn_full(roster: Roster, draft: Draft, now: float) -> None:
     """Plan the rows of `roster.full` shortened and turned, each with its next token.
 
     One for which there are no cells is computed anew.
@@ -30,7 +30,7 @@ def turn_full(roster: Roster, draft: Draft) -> None:
         if not draft.budget or sequence.last_plan > roster.applied:
             roster.full.append(sequence)
         elif not _turn(sequence, roster, draft):
-            roster.set_back(sequence)
+            roster.set_back(sequence, now)
 
 
 def _turn(sequence: Sequence, roster: Roster, draft: Draft) -> bool:

@@ -121,10 +121,10 @@ class Scheduler:
             reason = FinishReason.STOPPED
             self._roster.end(sequence, reason, now, num_output_tokens=num_output_tokens)
 
-    def pause(self, session: int, slot: int) -> None:
+    def pause(self, session: int, slot: int, now: float) -> None:
         """Hold a slot back whose reader is slow; it still ends as any other."""
         if sequence := self._roster.find(session, slot):
-            self._roster.pause(sequence)
+            self._roster.pause(sequence, now)
 
     def resume(self, session: int, slot: int) -> None:
         """Let a paused slot wait for its turn again."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine_core.scheduling.request import FinishReason, Request
-from protos.limits import PROOF_TOKENS
+from protos.limits import PROOF_TOKENS, Age
 from protos.worker import Bulk, Finished, Logprobs, Progress, SequenceStep
 
 NEVER = 1 << 62
@@ -100,7 +100,7 @@ class Sequence:
     """A request's choice number `index`, from the queue to the freed block."""
 
     __slots__ = (
-        "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
+        "age", "block_ids", "block_keys", "capacity", "choice", "decode_step", "enter_at", "family",
         "first_output", "first_token_at", "has_fetched", "is_embed", "is_inexact", "is_paused",
         "is_score", "last_plan", "last_token_at", "max_context", "max_new", "max_total",
         "may_shift", "min_total", "num_cached", "num_computed", "num_dropped", "num_entered",
@@ -127,7 +127,9 @@ class Sequence:
         self.set_dropped(0, 0)
         self.stop_ids = request.stop_ids
         self.tenant = request.limits.tenant
-        self.order = (request.limits.priority, seq_id)
+        waited_s = request.limits.waited_s  # before a replay it stood where it stands now
+        self.order = (request.limits.priority, request.arrival - waited_s, seq_id)
+        self.age = Age(request.arrival, waited_s)
         self.num_computed = 0
         self.num_planned = 0
         self.num_expected = len(self.tokens)  # known tokens and those that plans in flight bring

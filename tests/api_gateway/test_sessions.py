@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import api_gateway.job
+from api_gateway import clients, sessions
 from api_gateway.job import Job
 from api_gateway.link import Link
 from api_gateway.sessions import Choice, Demux, Mailbox
@@ -37,6 +39,26 @@ def test_whatever_comes_again_is_dropped(texts: list[str], data: st.DataObject) 
         shown += choice.take_text()
     assert shown == "".join(texts)
     assert choice.token_ids == column(*range(100, 100 + len(texts)))
+
+
+async def test_a_replay_is_as_old_as_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time until its first token counts, the time until its last does not."""
+    now_s = 100.0
+    for module in (sessions, api_gateway.job, clients):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    job, demux, router = Job([TextRequest()]), Demux(), clients.TextClients("nowhere:1")
+    now_s += 1
+    ((request, choices),) = job.next_requests()
+    assert request.limits.waited_ms == 1000
+    slot = demux.add(choices)
+    now_s += 2
+    demux.deliver(entry(slot, 0, "a", 0, 5))
+    now_s += 50
+    demux.deliver(entry(slot, 1, "b", 1, 6))
+    router._replay(job, choices)
+    now_s += 4
+    assert job.replay_of(choices[0]).limits.waited_ms == 7000
+    router.release(job)
 
 
 @pytest.mark.parametrize("batch", [entry(1, 2, "x", 0, 5), entry(1, 0, "x", 1, 5)])

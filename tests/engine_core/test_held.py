@@ -33,6 +33,14 @@ def test_time_spent_here_is_taken_off_the_deadline() -> None:
     assert one.limits.deadline_s == pytest.approx(3.0)
 
 
+def test_time_spent_here_is_age() -> None:
+    held = HeldRequests(8)
+    waited = msgspec.structs.replace(add(1).limits, waited_s=4.0)
+    held.hold(msgspec.structs.replace(add(1), limits=waited), 10.0)
+    (one,) = held.release(12.0)
+    assert one.limits.waited_s == pytest.approx(6.0)
+
+
 def test_a_choice_that_ended_here_is_not_sent() -> None:
     held = HeldRequests(8)
     held.hold(add(4, n=3), 0.0)

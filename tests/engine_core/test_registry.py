@@ -133,6 +133,28 @@ def leased(door: Dealer[ToWorker]) -> Lease:
     return message
 
 
+async def test_no_number_of_hellos_forms_more_than_so_many_replicas_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "MAX_FORMING", 1)
+    spawn, forming = registry.Registry._spawn, list[int]()
+
+    async def counted(
+        self: registry.Registry, number: int, address: str
+    ) -> asyncio.subprocess.Process:
+        forming.append(len(self._fleet.replicas) - len(self._fleet.ready()))
+        return await spawn(self, number, address)
+
+    monkeypatch.setattr(registry.Registry, "_spawn", counted)
+    async with running_stack() as stack, calling(stack.address) as caller:
+        workers = [FakeWorker(stack.registry.port) for _ in range(3)]
+        await caller.until(lambda: len(stack.fleet.ready()) == 3)
+        assert forming == [1, 1, 1]
+        assert "1 worker waits for a turn: 1 replicas are formed at a time" in caplog.messages
+        for worker in workers:
+            worker.die()
+
+
 async def test_another_model_does_not_join(pairs: Stack) -> None:
     async with calling(pairs.address) as caller:
         workers = [FakeWorker(pairs.registry.port) for _ in range(2)]

@@ -188,6 +188,27 @@ def test_a_rank_that_there_is_not_is_nobody(pair: Pair, rank: int) -> None:
     assert not pair.link._peers
 
 
+def test_who_comes_when_all_workers_are_here_is_refused(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.join()
+    for name in ("a", "b"):
+        stranger: Dealer[ToWorker] = Dealer(
+            pair.context, f"tcp://127.0.0.1:{pair.router.port}", name, ToWorker
+        )
+        for message in (Heartbeat(0), StepResult(7), WorkerFault(7, "not mine")):
+            stranger.send(message)
+        stranger.socket.send(b"no message")
+        for _ in range(4):
+            assert pair.router.socket.poll(10_000)
+            pair.link._receive()
+        stranger.close()
+    assert [record.message for record in caplog.records] == ["refused a peer: all workers are here"]
+    pair.link.launch(ExecutePlan(7))
+    pair.worker.send(StepResult(7, (1,), (1,), (5,)))
+    assert pair.link.collect().token_ids == (5,)
+
+
 def test_a_worker_that_never_loads(pair: Pair) -> None:
     pair.worker.send(Heartbeat(0))
     while not pair.link._peers:

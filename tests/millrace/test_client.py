@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from api_gateway.clients import TextClients
 from common import rpc
 from common.errors import InvalidRequest, NotFound, Unavailable
 from engine_core.scheduling.scheduler import Scheduler
+from millrace import engine_thread
 from millrace.client import EngineClient, Piece
 from millrace.engine_thread import EngineThread
 from millrace.in_process import open_in_process
@@ -25,6 +27,7 @@ from millrace.processes import free_port
 from millrace.prompts import asked
 from millrace.remote import open_remote
 from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish, ModelInfo
+from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextRequest
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
 from protos.worker import ExecutePlan, StepResult
@@ -227,6 +230,39 @@ async def test_a_failed_step_is_replayed_in_process(
     assert num_calls > 40 and len(runners) == 2
     assert ids(pieces) == ids(expected[0])
     assert text(pieces) == text(expected[0])
+
+
+async def test_who_fails_every_step_takes_none_along_that_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seats: the killer and its neighbour are suspects, and run alone; six others wait."""
+    monkeypatch.setattr(engine_thread, "MAX_NUM_SEQS", 2)
+    execute, killer = ModelRunner.execute, array("I", [1, 2, 3]).tobytes()
+    add, all_are_there = engine_thread.Bridge.add, threading.Event()
+    num_added = 0
+
+    def count(self: engine_thread.Bridge, request: GenerateRequest) -> None:
+        nonlocal num_added
+        num_added += 1
+        add(self, request)
+        if num_added == 8:
+            all_are_there.set()
+
+    def fail(self: ModelRunner, plan: ExecutePlan) -> StepResult:
+        if any(start.token_ids == killer for start in plan.starts):
+            all_are_there.wait()
+            raise RuntimeError("a kernel failed")
+        return execute(self, plan)
+
+    async with in_process(folder) as client:
+        monkeypatch.setattr(ModelRunner, "execute", fail)
+        monkeypatch.setattr(engine_thread.Bridge, "add", count)
+        requests = [make(client, request_id=f"r{i}") for i in range(8)]
+        requests[0].prompt_token_ids = killer
+        found = await asyncio.gather(*(collect(client, request) for request in requests))
+    ends = [end(pieces[0]) for pieces in found]
+    assert ends[0].error.code == "attempts_exhausted"
+    assert [one.reason for one in ends[1:]] == [LENGTH] * 7
 
 
 async def test_nobody_at_the_address() -> None:

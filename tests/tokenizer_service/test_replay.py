@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -250,6 +251,66 @@ def test_what_is_lost_again_and_again_while_it_seems_to_wait_is_counted_at_last(
         losses += 1
     assert 2 * limits.MAX_WAITS < losses < 4 * limits.MAX_WAITS
     assert limits.waits(3, 1, 1.0, 3.0) == limits.waits(3, 0, 1.0, 1.5) == 0
+
+
+async def test_who_waits_in_engines_has_the_whole_time_at_each_loss(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROOF_S", 0.02)
+    stage = build(replay_timeout_s=60.0)
+    await stage.submit()
+    loop = asyncio.get_running_loop()
+    clock, skipped_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+    for number in range(4):
+        await asyncio.sleep(0.03)
+        stage.pipeline.on_state(stage.link)
+        skipped_s += 40.0  # it has waited there so long
+        stage.pipeline.detach_engine(stage.link)
+        await asyncio.sleep(0)
+        stage.link = FakeLink(f"engine-{number}")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds or stage.gateway.finishes))
+        assert not stage.gateway.finishes
+
+
+async def test_an_engine_is_told_how_long_a_request_has_waited_and_not_how_long_it_ran(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, clock, skipped_s = build(), time.monotonic, 0
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + skipped_s)
+    await stage.submit(limits=Limits(waited_ms=7_000_000))
+    told = [stage.link.adds[0].limits.waited_ms]
+    for tokens in ("", "a", ""):
+        skipped_s += 1000
+        if tokens:
+            stage.step((0, 0, tokens))
+            skipped_s += 10_000
+        stage.pipeline.on_state(stage.link)
+        stage.pipeline.detach_engine(stage.link)
+        stage.link = FakeLink("next")
+        stage.pipeline.attach_engine(stage.link)
+        await until(lambda: bool(stage.link.adds))
+        told.append(stage.link.adds[0].limits.waited_ms)
+    assert [ms // 1_000_000 for ms in told] == [7, 8, 9, 10]
+
+
+async def test_to_be_refused_while_engines_come_back_gives_no_more_time(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROOF_S", 1e9)  # however slow this machine is
+    stage = build(replay_timeout_s=60.0)
+    await stage.submit()
+    loop = asyncio.get_running_loop()
+    clock, skipped_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+    stage.end(0, FinishReason.ERROR, error=ErrorDetail(kind="Unavailable", code="replica_lost"))
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    skipped_s = 61.0
+    stage.end(1, FinishReason.IGNORED, error=ErrorDetail(kind="Unavailable"))
+    await until(lambda: bool(stage.gateway.finishes))
+    assert len(stage.link.adds) == 2
 
 
 async def test_replay_waits_only_so_long(build: Build) -> None:

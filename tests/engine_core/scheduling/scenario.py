@@ -94,6 +94,7 @@ class Scenario:
             pooling=words.get("pooling", "last"),
             prompt_logprobs=int(words["prompt_logprobs"]) if "prompt_logprobs" in words else None,
             report_progress="progress" in words,
+            waited_s=float(words.get("waited", 0)),
         )
         add = Add(
             int(words.get("session", 1)), int(words["slot"]), "r", prompt.tobytes(), limits,
@@ -111,7 +112,7 @@ class Scenario:
         return self.events()
 
     def pause(self, words: Words) -> list[str]:
-        self.scheduler.pause(1, int(words["slot"]))
+        self.scheduler.pause(1, int(words["slot"]), self.now)
         return self.events()
 
     def resume(self, words: Words) -> list[str]:

@@ -25,7 +25,7 @@ def scheduler() -> Scheduler:
         limits = Limits(9, has_grammar=slot == 4)
         body = array("I", [slot] * 6).tobytes()
         scheduler.add(Add(1, slot, "r", body, limits, b""), 0.0)
-    scheduler.pause(1, 3)
+    scheduler.pause(1, 3, 0.0)
     assert scheduler.schedule(0.0) is not None
     scheduler.apply(StepResult(1, (1,), (1,), (5,)), 0.0)
     assert scheduler.schedule(0.0) is not None

@@ -200,7 +200,7 @@ class Lives(RuleBasedStateMachine):
     @rule(session=st.integers(0, 1), back=st.integers(0, 8))
     def pause(self, session: int, back: int) -> None:
         self.paused.add((session, self.next_slot - back))
-        self.scheduler.pause(session, self.next_slot - back)
+        self.scheduler.pause(session, self.next_slot - back, self.now)
 
     @rule()
     def resume(self) -> None:

@@ -114,7 +114,7 @@ def test_a_wrong_guess_in_flight_at_a_pause_is_not_found_later() -> None:
         assert plan is not None
         result = engine.worker.execute(plan)
         if pause:
-            engine.scheduler.pause(1, 1)
+            engine.scheduler.pause(1, 1, 0.0)
         engine.worker.applied(result.step_id)
         said += [t for event in engine.scheduler.apply(result, 0.0) for t in event.token_ids]
     engine.scheduler.abort(1, 1, 0.0)
