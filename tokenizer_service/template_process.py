@@ -12,9 +12,13 @@ from common.errors import InvalidRequest, Unprocessable
 from protos.json_fields import dumps
 from tokenizer_service.chat_template import ChatTemplate, TooLong
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
+from tokenizer_service.turns import NOBODY, Asker
 
 MAX_ERROR_CHARS = 1000
 """Of a template's own words: they may quote a whole prompt, and a reply has to carry them."""
+
+MOST_WAITING = 512
+"""Of one tenant: half of what the pipeline lets be pending is for others."""
 
 
 class TemplateProcess:
@@ -32,7 +36,7 @@ class TemplateProcess:
             "variables": dict(variables),
             "max_chars": max_chars,
         }
-        self.sandbox = Sandbox(__name__, orjson.dumps(setup), timeout_s)
+        self.sandbox = Sandbox(__name__, orjson.dumps(setup), timeout_s, MOST_WAITING)
 
     async def render(
         self,
@@ -40,15 +44,17 @@ class TemplateProcess:
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        asker: Asker = NOBODY,
     ) -> str:
         """Return the prompt.
 
-        Raises InvalidRequest with the template's own message when it refuses the input, and
-        Unprocessable when it takes too long, too much memory or makes too much text.
+        Raises InvalidRequest with the template's own message when it refuses the input,
+        Unprocessable when it takes too long, too much memory or makes too much text, and
+        Overloaded when too much of the asker's waits already.
         """
         request = dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
         try:
-            return text_of(orjson.loads(await self.sandbox.ask(request)))
+            return text_of(orjson.loads(await self.sandbox.ask(request, asker)))
         except Overrun as why:
             raise Unprocessable(
                 f"the chat template {why}", param="messages", code="template_limit"

@@ -43,7 +43,7 @@ class InProcess:
 
     async def render(self, *arguments: Any) -> str:
         try:
-            return self._template.render(*arguments)
+            return self._template.render(*arguments[:4])  # the asker is the sandbox's
         except TypeError as error:
             raise InvalidRequest(str(error)) from error
 
