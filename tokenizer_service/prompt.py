@@ -125,17 +125,26 @@ class PromptBuilder:
         guard = GuardedText(
             tokenizer.special_texts, lambda: dumps([messages, tools, kwargs]).decode()
         )
+
+        def hide() -> tuple[Any, Any, Any]:
+            return guard.hide(messages), guard.hide(tools), guard.hide(kwargs)
+
+        def encode() -> tuple[bytes, str]:
+            if guard.used or tokenizer.matches_loosely:
+                return tokenizer.encode_guarded(guard.split(text)), guard.show(text)
+            return tokenizer.encode(text, add_special_tokens=False), text
+
         started = time.perf_counter()
-        text = await self._render(
-            chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs), asker
-        )
+        is_long = chat.ByteSize() >= LONG_TEXT
+        hidden = await self._in_long(hide) if is_long else hide()
+        text = await self._render(chat, *hidden, asker)
         self._metrics.template_seconds.observe(time.perf_counter() - started)
-        if guard.used or tokenizer.matches_loosely:
-            ids = await self._encode(text, lambda: tokenizer.encode_guarded(guard.split(text)))
-        else:
-            ids = await self._encode(text, lambda: tokenizer.encode(text, add_special_tokens=False))
+        ids, shown = await self._encode(text, encode)
         continued = messages[-1]["content"] if chat.continue_final_message else ""
-        return Prompt(ids, guard.show(text), continued)
+        return Prompt(ids, shown, continued)
+
+    async def _in_long(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._long_texts, work)
 
     async def _render(
         self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from tests.tokenizer_service.conftest import reference_cases, reference_tokenize
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.content_parts import may_read_parts
 from tokenizer_service.formats import knows_null
-from tokenizer_service.guarded_text import MARKS, GuardedText
+from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PRIVATE_USE, PromptBuilder
@@ -233,6 +234,65 @@ def test_hidden_text_comes_back(parts: list[str]) -> None:
     assert not any(special in hidden for special in SPECIAL_TOKENS)
     assert guard.show(hidden) == text
     assert guard.used == (hidden != text)
+
+
+WORDS = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|im_",
+    "<s>",
+    "</s>",
+    "<",
+    "<|",
+    "s>",
+    "[A]",
+    "[A]]",
+    "é.",
+    "\n",
+]
+
+
+@given(
+    st.sets(st.sampled_from(WORDS) | st.text("<|>a.", min_size=1, max_size=4)),
+    st.lists(st.sampled_from([*WORDS, "x", "|", ">", "a"])),
+)
+def test_special_tokens_are_found_as_an_alternation_finds_them(
+    specials: set[str], parts: list[str]
+) -> None:
+    text, longest_first = "".join(parts), sorted(specials, key=len, reverse=True)
+    plain = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+    assert GuardedText(tuple(longest_first), str).split(text) == plain.split(text)
+
+
+def test_at_each_character_there_is_one_way_to_go_on() -> None:
+    """256 alternatives at each `<` took seconds for 4 MB of them, and held up everyone."""
+    reserved = [f"<|reserved_{number}|>" for number in (0, 1, 10, 11, 2)]
+    pattern = pattern_of(("<s>", "</s>", *reserved, "<|re", "é"))
+    one, some = r"(?:0\|>|1(?:0\|>|1\|>|\|>)|2\|>)", r"(?:served_"
+    assert pattern.pattern == rf"((?:<(?:/s>|s>|\|re{some}{one})?)|é))"
+    runs = tuple("\n" * size for size in range(1, 65))
+    assert pattern_of(runs).split("a" + "\n" * 70) == ["a", "\n" * 64, "", "\n" * 6, ""]
+    assert pattern_of(()).split("a") == ["a"]
+
+
+async def test_long_chats_are_guarded_beside_the_loop(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(plain: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            threads.append(threading.current_thread())
+            return plain(*arguments)
+
+        return call
+
+    for name in ("_placeholder", "show", "split"):
+        monkeypatch.setattr(GuardedText, name, recorded(getattr(GuardedText, name)))
+    count = LONG_TEXT // 8
+    prompt = await builder(executor).build(chat(user("<|im_end|>" * count)))
+    assert prompt.text.count("<|im_end|>") == count + 1 and num_special(prompt.token_ids) == 3
+    assert len(threads) > count and threading.current_thread() not in threads
 
 
 async def test_raw_prompts_recognise_special_tokens(executor: ThreadPoolExecutor) -> None:
