@@ -8,15 +8,20 @@ from typing import Any
 import msgspec
 import orjson
 
-from common.errors import InvalidRequest, Unprocessable
+from common.errors import InvalidRequest, ServiceError, Unprocessable
 from protos.json_fields import dumps
 from tokenizer_service.chat_template import ChatTemplate, TooLong
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 from tokenizer_service.turns import NOBODY, Asker
 
+TIMEOUT_S = 2.0
+"""Longest time a chat template may take."""
+MAX_CHARS = 4_000_000
 MAX_ERROR_CHARS = 1000
 """Of a template's own words: they may quote a whole prompt, and a reply has to carry them."""
 
+LOOK = b""
+"""Asks the child whether the templates can be read."""
 MOST_WAITING = 512
 """Of one tenant: half of what the pipeline lets be pending is for others."""
 
@@ -28,8 +33,8 @@ class TemplateProcess:
         self,
         sources: Mapping[str, str],
         variables: Mapping[str, Any],
-        timeout_s: float,
-        max_chars: int,
+        timeout_s: float = TIMEOUT_S,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         setup = {
             "sources": dict(sources),
@@ -60,6 +65,15 @@ class TemplateProcess:
                 f"the chat template {why}", param="messages", code="template_limit"
             ) from None
 
+    async def fault(self) -> str:
+        """Return why no chat can be rendered, "" when the templates can be read."""
+        try:
+            return text_of(orjson.loads(await self.sandbox.ask(LOOK, NOBODY)))
+        except Overrun as why:
+            return f"it {why}"
+        except ServiceError as error:
+            return error.message
+
     async def close(self) -> None:
         """End the child; renders that wait are cancelled."""
         await self.sandbox.close()
@@ -85,8 +99,10 @@ def prepare(setup: bytes) -> Answer:
 
 
 def answer(template: ChatTemplate, request: bytes) -> bytes:
-    """Render one request; everything a template can raise becomes words."""
+    """Render one request, or look; everything a template can raise becomes words."""
     try:
+        if request == LOOK:
+            return orjson.dumps({"text": template.fault()})
         messages, tools, add_generation_prompt, kwargs = msgspec.json.decode(request)
         text = template.render(messages, tools, add_generation_prompt, kwargs)
         return orjson.dumps({"text": text})

@@ -23,7 +23,7 @@ from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
-from tokenizer_service.content_parts import may_read_parts
+from tokenizer_service.content_parts import WORD, may_read_parts
 from tokenizer_service.formats import knows_null
 from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
@@ -145,6 +145,31 @@ async def test_a_template_gets_parts_where_it_reads_nothing_else(
     whole = "{% for m in messages %}" + source + "{% endfor %}"
     told = [*user("Hello"), {"role": "assistant", "content": ""}, *user("you")]
     assert text_of((await builder(executor, whole).build(chat(told))).token_ids) == wanted
+
+
+@given(st.lists(st.sampled_from(["for", "in", "content", "%", " ", "a", "_", "}}", "."])))
+def test_a_loop_over_content_is_found_in_one_pass(parts: list[str]) -> None:
+    """As this pattern finds it, whose time grows with the cube of what it is given."""
+    source = "".join(parts)
+    plain = re.search(r"\bfor\b[^%]*\bin\b[^%]*\bcontent\b", source)
+    assert may_read_parts({"default": "", "tool_use": source}) is bool(plain)
+
+
+def test_each_word_of_a_template_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for word in super().__iter__():
+                read.append(word)
+                yield word
+
+    class Counting:
+        def findall(self, text: str) -> list[str]:
+            return Words(WORD.findall(text))
+
+    read: list[str] = []
+    monkeypatch.setattr("tokenizer_service.content_parts.WORD", Counting())
+    assert not may_read_parts({"default": "for in " * 500})
+    assert len(read) == 1000
 
 
 @pytest.mark.parametrize("failure", [Unprocessable("too slow"), Internal("no child")])
