@@ -61,7 +61,7 @@ class TextCalls:
 
     async def prompt_ids(self, request: TextRequest) -> list[int]:
         """Return the ids of a request's prompt, as its answer would be drawn behind them."""
-        asked = ConvertRequest(model=request.model)
+        asked = ConvertRequest(model=request.model, tenant=request.limits.tenant)
         kind = request.WhichOneof("input")
         if kind == "chat":
             asked.chat.CopyFrom(request.chat)

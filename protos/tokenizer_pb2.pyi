@@ -131,11 +131,12 @@ class PromptTokens(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[_Union[TextLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ConvertRequest(_message.Message):
-    __slots__ = ("model", "no_special_tokens", "keep_special_tokens", "with_pieces", "chat", "text", "token_ids", "about")
+    __slots__ = ("model", "no_special_tokens", "keep_special_tokens", "with_pieces", "tenant", "chat", "text", "token_ids", "about")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NO_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITH_PIECES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -144,11 +145,12 @@ class ConvertRequest(_message.Message):
     no_special_tokens: bool
     keep_special_tokens: bool
     with_pieces: bool
+    tenant: str
     chat: ChatInput
     text: str
     token_ids: bytes
     about: bool
-    def __init__(self, model: _Optional[str] = ..., no_special_tokens: bool = ..., keep_special_tokens: bool = ..., with_pieces: bool = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., about: bool = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., no_special_tokens: bool = ..., keep_special_tokens: bool = ..., with_pieces: bool = ..., tenant: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., about: bool = ...) -> None: ...
 
 class ConvertReply(_message.Message):
     __slots__ = ("text", "token_ids", "pieces", "max_model_len", "error", "about_json")

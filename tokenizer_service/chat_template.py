@@ -73,6 +73,15 @@ class ChatTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
+    def fault(self) -> str:
+        """Return which of the templates cannot be read, and why; "" when all can."""
+        for name, source in self._sources.items():
+            try:
+                self._environment.compile(source)
+            except (TemplateError, RecursionError) as error:
+                return f"{name}: {error}"
+        return ""
+
     def _template(self, has_tools: bool) -> Template:
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._compiled:
@@ -80,16 +89,6 @@ class ChatTemplate:
                 raise TemplateError(f"no template named default, only {sorted(self._sources)}")
             self._compiled[name] = self._environment.from_string(self._sources[name])
         return self._compiled[name]
-
-
-def fault(sources: Mapping[str, str]) -> str:
-    """Return which of the templates cannot be read, and why; "" when all can."""
-    for name, source in sources.items():
-        try:
-            environment().compile(source)
-        except (TemplateError, RecursionError) as error:
-            return f"{name}: {error}"
-    return ""
 
 
 def environment() -> ImmutableSandboxedEnvironment:

@@ -13,7 +13,8 @@ from typing import Any
 from common.errors import InvalidRequest
 
 Render = Callable[[list[dict[str, Any]]], Awaitable[str]]
-LOOP = re.compile(r"\bfor\b[^%]*\bin\b[^%]*\bcontent\b")
+LOOP = ("for", "in", "content")
+WORD = re.compile(rf"\b(?:{'|'.join(LOOP)})\b")
 SIGN = "millstone"
 TALKS = {
     "user": ("user",),
@@ -26,7 +27,13 @@ TALKS = {
 
 def may_read_parts(templates: Mapping[str, str]) -> bool:
     """Whether a template may loop over a content at all: most do not, and need no look."""
-    return any(LOOP.search(source) for source in templates.values())
+    return any(has_loop(tag) for source in templates.values() for tag in source.split("%"))
+
+
+def has_loop(tag: str) -> bool:
+    """Whether the words of a loop stand in this order; one pass, as one pattern of them is none."""
+    words = iter(WORD.findall(tag))
+    return all(word in words for word in LOOP)
 
 
 async def roles_of_parts(render: Render) -> frozenset[str]:

@@ -12,6 +12,7 @@ from protos.columns import unpack
 from protos.common_pb2 import ErrorDetail
 from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
 from tokenizer_service.text_model import TextModel
+from tokenizer_service.turns import Asker
 
 MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
 """Of an answer: a larger one would not pass."""
@@ -32,7 +33,7 @@ async def convert(model: TextModel, request: ConvertRequest, max_model_len: int)
 async def _fill(model: TextModel, request: ConvertRequest, reply: ConvertReply) -> None:
     kind = request.WhichOneof("input")
     if kind == "chat":
-        prompt = await model.prompts.chat(request.chat)
+        prompt = await model.prompts.chat(request.chat, Asker(request.tenant))
         reply.token_ids, reply.text = prompt.token_ids, prompt.text
     elif kind == "text":
         reply.token_ids = await model.prompts.text(

@@ -8,6 +8,8 @@ largest, and a worker that made it would stand still meanwhile.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import re
 import threading
 from collections import OrderedDict
@@ -15,14 +17,20 @@ from typing import Any
 
 import orjson
 
-from common.errors import InvalidRequest, Unprocessable
+from common.errors import InvalidRequest, ServiceError, Unprocessable
 from protos.common_pb2 import Grammar
 from protos.limits import MAX_CHOICES, MAX_GRAMMAR_CHARS
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
+from tokenizer_service.turns import NOBODY, Asker
 
 TIMEOUT_S = 2.0
 KEPT = 64
 """Grammars that passed, each of 64 KiB at most: their next requests wait for nobody's check."""
+REFUSED_KEPT, REFUSED_S = 256, 60.0
+"""Refusals, and for how long: they cost as much to find again. A verdict of time may be wrong of a
+busy machine, so none is for ever."""
+MOST_WAITING = 128
+"""Checks of one tenant that wait."""
 STACK_BYTES = 2 * 2**20
 EBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """A rule as llama.cpp and vLLM write it (`root ::= …`)."""
@@ -31,18 +39,26 @@ CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 READ_AS = b"\0"
 """Begins an answer that is no complaint: the text as the workers are to read it."""
 
+Refusal = tuple[type[ServiceError], str, str]
+"""What to raise, why, and its code."""
+
 
 class GrammarDoor:
-    """Checks grammars one after the other, and each but once while it is in use."""
+    """Checks grammars one after the other, and each but once while it is in use.
+
+    Tenants take turns, so that nobody waits for another's heavy ones.
+    """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self._sandbox = Sandbox(__name__, b"", timeout_s)
+        self._sandbox = Sandbox(__name__, b"", timeout_s, MOST_WAITING)
         self._passed: OrderedDict[tuple[int, str], str] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[float, Refusal]] = OrderedDict()
 
-    async def check(self, grammar: Grammar) -> str:
+    async def check(self, grammar: Grammar, asker: Asker = NOBODY) -> str:
         """Return the text as the workers read it: of EBNF, Lark; of a regex, classes of ASCII.
 
-        Raises InvalidRequest that says why, or Unprocessable when the check takes too much.
+        Raises InvalidRequest that says why, Unprocessable when the check takes too much, or
+        Overloaded when too many of the asker's wait already.
         """
         param = param_of(grammar)
         if len(grammar.text) > MAX_GRAMMAR_CHARS:
@@ -55,23 +71,42 @@ class GrammarDoor:
         if key in self._passed:
             self._passed.move_to_end(key)
             return self._passed[key]
-        try:
-            answer = await self._sandbox.ask(grammar.SerializeToString())
-        except Overrun as overrun:
-            message = f"{param}: the check {overrun}"
-            raise Unprocessable(message, param=param, code="grammar_limit") from None
-        is_read = answer.startswith(READ_AS)
-        if answer and not is_read:
-            why = answer.decode()
-            raise InvalidRequest(f"{param}: {why}", param=param, code="invalid_grammar")
-        text = self._passed[key] = answer[1:].decode() if is_read else grammar.text
-        if len(self._passed) > KEPT:
-            self._passed.popitem(last=False)
-        return text
+        message = grammar.SerializeToString()
+        digest = hashlib.sha256(message).digest()
+        refusal = self._known_refusal(digest)
+        if refusal is None:
+            try:
+                answer = await self._sandbox.ask(message, asker)
+            except Overrun as overrun:
+                refusal = Unprocessable, f"the check {overrun}", "grammar_limit"
+            else:
+                if not answer or answer.startswith(READ_AS):
+                    text = self._passed[key] = answer[1:].decode() or grammar.text
+                    trim(self._passed, KEPT)
+                    return text
+                refusal = InvalidRequest, answer.decode(), "invalid_grammar"
+            now_s = asyncio.get_running_loop().time()
+            self._refused[digest] = now_s + REFUSED_S, refusal
+            trim(self._refused, REFUSED_KEPT)
+        error, why, code = refusal
+        raise error(f"{param}: {why}", param=param, code=code)
+
+    def _known_refusal(self, digest: bytes) -> Refusal | None:
+        until_s, refusal = self._refused.get(digest, (0.0, None))
+        if refusal is not None and until_s < asyncio.get_running_loop().time():
+            del self._refused[digest]
+            return None
+        return refusal
 
     async def close(self) -> None:
         """End the child; checks that wait are cancelled."""
         await self._sandbox.close()
+
+
+def trim(kept: OrderedDict[Any, Any], size: int) -> None:
+    """Leave the last `size` of them."""
+    while len(kept) > size:
+        kept.popitem(last=False)
 
 
 def param_of(grammar: Grammar) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from itertools import groupby
+from os.path import commonprefix
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -32,13 +34,34 @@ def unused(characters: range, text: str) -> str:
     )
 
 
+@lru_cache(maxsize=8)
+def pattern_of(special_texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds special tokens, the longest of those that begin at one place, as group 1.
+
+    A plain alternation tries every text at every `<`: seconds for a message of nothing else.
+    """
+    return re.compile(f"({one_of(sorted(special_texts)) if special_texts else '(?!)'})")
+
+
+def one_of(texts: Sequence[str]) -> str:
+    """Return a pattern of sorted `texts` in which what they begin with alike is read once.
+
+    Its alternatives begin with different characters, so that one at most is gone into.
+    """
+    begin = commonprefix([texts[0], texts[-1]])
+    rests = [text[len(begin) :] for text in texts]
+    ways = [one_of(list(alike)) for _, alike in groupby(filter(None, rests), lambda rest: rest[0])]
+    if not ways:
+        return re.escape(begin)
+    return f"{re.escape(begin)}(?:{'|'.join(ways)}){'' if rests[0] else '?'}"
+
+
 class GuardedText:
     """The placeholders of one prompt. `used` says whether any was needed."""
 
     def __init__(self, special_texts: tuple[str, ...], raw: Callable[[], str]) -> None:
-        """`special_texts` longest first; `raw` returns all text of the input."""
-        self._special_texts = special_texts
-        self._pattern = re.compile("(" + "|".join(map(re.escape, special_texts)) + ")")
+        """`raw` returns all text of the input."""
+        self._pattern = pattern_of(special_texts)
         self._raw = raw
         self._texts: list[str] = []
 
@@ -54,17 +77,12 @@ class GuardedText:
     def hide(self, value: Any) -> Any:
         """Return a copy of a JSON value with every special token's text replaced."""
         if isinstance(value, str):
-            return self._hidden(value)
+            return self._pattern.sub(self._placeholder, value)
         if isinstance(value, list):
             return [self.hide(item) for item in value]
         if isinstance(value, dict):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         return value
-
-    def _hidden(self, text: str) -> str:
-        if not any(special in text for special in self._special_texts):
-            return text  # twenty times quicker than the pattern
-        return self._pattern.sub(self._placeholder, text)
 
     def _placeholder(self, match: re.Match[str]) -> str:
         self._texts.append(match[0])
@@ -72,7 +90,7 @@ class GuardedText:
 
     def split(self, rendered: str) -> list[str]:
         """Return text, special token, text, … with the hidden texts back in place."""
-        parts = self._pattern.split(rendered) if self._special_texts else [rendered]
+        parts = self._pattern.split(rendered)
         parts[::2] = [self.show(part) for part in parts[::2]]
         return parts
 

@@ -24,6 +24,7 @@ from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
+from tokenizer_service.turns import Asker, asker_of
 
 T = TypeVar("T")
 PRIVATE_USE = range(0xE000, 0xF900)
@@ -82,7 +83,7 @@ class PromptBuilder:
         if kind == "prompt_token_ids":
             return Prompt(self.checked_ids(not_empty(request.prompt_token_ids, param), param))
         if kind == "chat":
-            prompt = await self.chat(request.chat)
+            prompt = await self.chat(request.chat, asker_of(request))
             self._served(prompt.token_ids, param)
             return prompt
         if kind == "prompt":
@@ -108,7 +109,7 @@ class PromptBuilder:
         tokenizer = self._required_tokenizer(param)
         return await self._encode(text, lambda: tokenizer.encode(text, add_special_tokens))
 
-    async def chat(self, chat: ChatInput) -> Prompt:
+    async def chat(self, chat: ChatInput, asker: Asker) -> Prompt:
         """Render and encode; equal to the plain way whenever no user text is a special token."""
         tokenizer = self._required_tokenizer("messages")
         if self._template is None:
@@ -124,17 +125,30 @@ class PromptBuilder:
         guard = GuardedText(
             tokenizer.special_texts, lambda: dumps([messages, tools, kwargs]).decode()
         )
-        started = time.perf_counter()
-        text = await self._render(chat, guard.hide(messages), guard.hide(tools), guard.hide(kwargs))
-        self._metrics.template_seconds.observe(time.perf_counter() - started)
-        if guard.used or tokenizer.matches_loosely:
-            ids = await self._encode(text, lambda: tokenizer.encode_guarded(guard.split(text)))
-        else:
-            ids = await self._encode(text, lambda: tokenizer.encode(text, add_special_tokens=False))
-        continued = messages[-1]["content"] if chat.continue_final_message else ""
-        return Prompt(ids, guard.show(text), continued)
 
-    async def _render(self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any) -> str:
+        def hide() -> tuple[Any, Any, Any]:
+            return guard.hide(messages), guard.hide(tools), guard.hide(kwargs)
+
+        def encode() -> tuple[bytes, str]:
+            if guard.used or tokenizer.matches_loosely:
+                return tokenizer.encode_guarded(guard.split(text)), guard.show(text)
+            return tokenizer.encode(text, add_special_tokens=False), text
+
+        started = time.perf_counter()
+        is_long = chat.ByteSize() >= LONG_TEXT
+        hidden = await self._in_long(hide) if is_long else hide()
+        text = await self._render(chat, *hidden, asker)
+        self._metrics.template_seconds.observe(time.perf_counter() - started)
+        ids, shown = await self._encode(text, encode)
+        continued = messages[-1]["content"] if chat.continue_final_message else ""
+        return Prompt(ids, shown, continued)
+
+    async def _in_long(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._long_texts, work)
+
+    async def _render(
+        self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker
+    ) -> str:
         """Give templates tool arguments as objects; those that want strings get strings."""
         assert self._template is not None
         prompt = not (chat.no_generation_prompt or chat.continue_final_message)
@@ -152,11 +166,11 @@ class PromptBuilder:
         messages = [with_parts(message, self._parts_roles) for message in messages]
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
-            text = await self._template.render(with_objects, tools, prompt, kwargs)
+            text = await self._template.render(with_objects, tools, prompt, kwargs, asker)
         except InvalidRequest:
             if with_objects == messages:
                 raise
-            text = await self._template.render(messages, tools, prompt, kwargs)
+            text = await self._template.render(messages, tools, prompt, kwargs, asker)
         return cut_at(text, mark) if mark else text
 
     def _required_tokenizer(self, param: str) -> Tokenizer:

@@ -17,6 +17,7 @@ from tokenizer_service.breakers import Breakers
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.reasoning import CLOSE, INSIDE, OPEN, Place
 from tokenizer_service.tokenizer import Tokenizer
+from tokenizer_service.turns import asker_of
 
 MAX_BREAKER_BYTES = 256 * 1024
 """Of all breakers of a request; llama.cpp's four take 18 kB in Qwen2's vocabulary."""
@@ -52,7 +53,7 @@ class Resolution:
         found.CopyFrom(request.sampling)
         if text.grammar.kind != Grammar.NONE:
             found.grammar.CopyFrom(text.grammar)
-            found.grammar.text = await self._door.check(text.grammar)
+            found.grammar.text = await self._door.check(text.grammar, asker_of(request))
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._encode, request, found, place)
         return found

@@ -1,9 +1,9 @@
 """A child process for work that may never end, eat memory or crash: it may be killed.
 
-Parent and child speak messages with a four-byte length in front, one exchange at a time. The child
-limits its own memory and processor time; the parent limits the time on the wall and starts a fresh
-child after any overrun. A child that was stopped, starved or killed by others is no fault of the
-request in it, which is asked once more.
+Parent and child speak messages with a four-byte length in front, one exchange at a time; tenants
+take turns (`turns.py`). The child limits its own memory and processor time; the parent limits the
+time on the wall and starts a fresh child after any overrun. A child that was stopped, starved or
+killed by others is no fault of the request in it, which is asked once more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from common.errors import Internal, Unavailable
 from common.settings import inherited
+from tokenizer_service.turns import Asker, Turns
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct("<I")
@@ -49,25 +50,27 @@ class Disturbed(Exception):
 class Sandbox:
     """The parent's end. Starts the child at first need; belongs to one event loop."""
 
-    def __init__(self, module: str, setup: bytes, timeout_s: float) -> None:
-        """`module` runs `serve` as its main; it is sent `setup` first and answers it."""
+    def __init__(self, module: str, setup: bytes, timeout_s: float, most_waiting: int) -> None:
+        """`module` runs `serve` as its main; it is sent `setup` first and answers it.
+
+        `most_waiting` messages of one tenant may wait.
+        """
         self._module = module
         self._setup = setup
         self._timeout_s = timeout_s
         self._process: Process | None = None
-        self._pending: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue()
+        self._turns = Turns(most_waiting)
         self._loop: asyncio.Task[None] | None = None
 
-    async def ask(self, message: bytes) -> bytes:
+    async def ask(self, message: bytes, asker: Asker) -> bytes:
         """Return the child's answer.
 
-        Raises Overrun; Internal when no child starts; Unavailable when others disturb it twice.
+        Raises Overrun; Internal when no child starts; Unavailable when others disturb it twice;
+        Overloaded when too much of the asker's waits already.
         """
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._pending.put_nowait((message, answer))
-        return await answer
+        return await self._turns.add(message, asker)
 
     async def close(self) -> None:
         """End the child; those who wait are cancelled."""
@@ -76,26 +79,20 @@ class Sandbox:
             with suppress(asyncio.CancelledError):
                 await self._loop
             self._loop = None
-        while not self._pending.empty():
-            self._pending.get_nowait()[1].cancel()
+        self._turns.cancel()
         await self._kill()
 
     async def _serve(self) -> None:
         """Ask one after the other; the caller's cancellation never cuts an exchange."""
         while True:
-            message, answer = await self._pending.get()
-            if answer.done():
-                continue
+            tenant, message = await self._turns.next()
             try:
                 told = await self._exchange(message)
-            except asyncio.CancelledError:
-                answer.cancel()
-                raise
             except Exception as error:  # whatever it is, the next one is served
-                if not answer.done():
+                for answer in self._turns.take(tenant, message):
                     answer.set_exception(error)
             else:
-                if not answer.done():
+                for answer in self._turns.take(tenant, message):
                     answer.set_result(told)
 
     async def _exchange(self, message: bytes) -> bytes:

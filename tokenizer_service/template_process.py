@@ -8,13 +8,22 @@ from typing import Any
 import msgspec
 import orjson
 
-from common.errors import InvalidRequest, Unprocessable
+from common.errors import InvalidRequest, ServiceError, Unprocessable
 from protos.json_fields import dumps
 from tokenizer_service.chat_template import ChatTemplate, TooLong
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
+from tokenizer_service.turns import NOBODY, Asker
 
+TIMEOUT_S = 2.0
+"""Longest time a chat template may take."""
+MAX_CHARS = 4_000_000
 MAX_ERROR_CHARS = 1000
 """Of a template's own words: they may quote a whole prompt, and a reply has to carry them."""
+
+LOOK = b""
+"""Asks the child whether the templates can be read."""
+MOST_WAITING = 512
+"""Of one tenant: half of what the pipeline lets be pending is for others."""
 
 
 class TemplateProcess:
@@ -24,15 +33,15 @@ class TemplateProcess:
         self,
         sources: Mapping[str, str],
         variables: Mapping[str, Any],
-        timeout_s: float,
-        max_chars: int,
+        timeout_s: float = TIMEOUT_S,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         setup = {
             "sources": dict(sources),
             "variables": dict(variables),
             "max_chars": max_chars,
         }
-        self.sandbox = Sandbox(__name__, orjson.dumps(setup), timeout_s)
+        self.sandbox = Sandbox(__name__, orjson.dumps(setup), timeout_s, MOST_WAITING)
 
     async def render(
         self,
@@ -40,19 +49,30 @@ class TemplateProcess:
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        asker: Asker = NOBODY,
     ) -> str:
         """Return the prompt.
 
-        Raises InvalidRequest with the template's own message when it refuses the input, and
-        Unprocessable when it takes too long, too much memory or makes too much text.
+        Raises InvalidRequest with the template's own message when it refuses the input,
+        Unprocessable when it takes too long, too much memory or makes too much text, and
+        Overloaded when too much of the asker's waits already.
         """
         request = dumps([messages, tools, add_generation_prompt, dict(kwargs or {})])
         try:
-            return text_of(orjson.loads(await self.sandbox.ask(request)))
+            return text_of(orjson.loads(await self.sandbox.ask(request, asker)))
         except Overrun as why:
             raise Unprocessable(
                 f"the chat template {why}", param="messages", code="template_limit"
             ) from None
+
+    async def fault(self) -> str:
+        """Return why no chat can be rendered, "" when the templates can be read."""
+        try:
+            return text_of(orjson.loads(await self.sandbox.ask(LOOK, NOBODY)))
+        except Overrun as why:
+            return f"it {why}"
+        except ServiceError as error:
+            return error.message
 
     async def close(self) -> None:
         """End the child; renders that wait are cancelled."""
@@ -79,8 +99,10 @@ def prepare(setup: bytes) -> Answer:
 
 
 def answer(template: ChatTemplate, request: bytes) -> bytes:
-    """Render one request; everything a template can raise becomes words."""
+    """Render one request, or look; everything a template can raise becomes words."""
     try:
+        if request == LOOK:
+            return orjson.dumps({"text": template.fault()})
         messages, tools, add_generation_prompt, kwargs = msgspec.json.decode(request)
         text = template.render(messages, tools, add_generation_prompt, kwargs)
         return orjson.dumps({"text": text})

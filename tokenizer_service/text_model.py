@@ -35,10 +35,6 @@ from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
 
 ENCODE_THREADS = 2
 log = logging.getLogger(__name__)
-TEMPLATE_TIMEOUT_S = 2.0
-"""Longest time a chat template may take."""
-TEMPLATE_MAX_CHARS = 4_000_000
-
 PROMPT_END_TOKENS = 16
 """Enough for a think tag that is spelled by several tokens, and newlines after it; or for a token
 that has a text."""
@@ -184,9 +180,7 @@ def load_text_model(
     template = None
     if folder.templates:
         variables = {**folder.token_texts, **(template_kwargs or {})}
-        template = TemplateProcess(
-            folder.templates, variables, TEMPLATE_TIMEOUT_S, TEMPLATE_MAX_CHARS
-        )
+        template = TemplateProcess(folder.templates, variables)
     return TextModel(folder, load_tokenizer(folder), template, metrics)
 
 

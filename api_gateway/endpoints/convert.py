@@ -97,7 +97,8 @@ class Convert:
             await call.reply_json(200, shown)
 
     async def _asked(self, call: Call, model: str | None) -> ConvertRequest:
-        return ConvertRequest(model=(await self._door.caller(call, model)).info.id)
+        caller = await self._door.caller(call, model)
+        return ConvertRequest(model=caller.info.id, tenant=caller.tenant)
 
 
 def check_form(body: TokenizeRequest) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,8 +21,8 @@ from millrace.loading import port as port_number
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, model_folder, project
 from millrace.project import add_arguments as add_project_arguments
-from tokenizer_service.chat_template import fault
 from tokenizer_service.model_folder import read_model_folder
+from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import load_tokenizer
 from worker.backends.trial import trusted_level
 from worker.build import describe_folder
@@ -167,9 +168,21 @@ def model(told: str | Path) -> Finding:
         return Finding("warn", "model", f"{what} has {lacks}")
     if not text.templates:
         return Finding("warn", "model", f"{what} has no chat template: completions only")
-    if why := fault(text.templates):
+    if why := asyncio.run(template_fault(text.templates)):
         return Finding("warn", "model", f"{what}: no chats, its chat template is wrong: {why}")
     return Finding("ok", "model", what)
+
+
+async def template_fault(templates: Mapping[str, str]) -> str:
+    """Return why a template cannot be read.
+
+    It is a program of others, so it is compiled where the server does so, within the same limits.
+    """
+    process = TemplateProcess(templates, {})
+    try:
+        return await process.fault()
+    finally:
+        await process.close()
 
 
 def port(args: argparse.Namespace) -> Finding:

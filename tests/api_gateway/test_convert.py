@@ -44,10 +44,12 @@ async def test_templates_and_counts(client: httpx.AsyncClient, fake: FakeTokeniz
     assert rendered == {"prompt": "user: hé\n"}
     asked = fake.converted[-1].chat
     assert asked.tools_json and asked.no_generation_prompt
+    assert fake.converted[-1].tenant == "default"
     tokens = (await client.post("/tokenize", json={"messages": SAID})).json()
     assert tokens["count"] == 9
     counted = await client.post("/v1/chat/completions/input_tokens", json=chat(messages=SAID))
     assert counted.json() == {"object": "response.input_tokens", "input_tokens": 9}
+    assert fake.converted[-1].tenant == "default"
     for prompt, count in ((["ab", "c"], 3), ([[1, 2], [3]], 3), ("abcd", 4)):
         body = completion(prompt=prompt)
         counted = await client.post("/v1/completions/input_tokens", json=body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,36 @@ def test_a_killed_worker_gives_its_device_back(tmp_path: Path) -> None:
 
 def test_there_is_a_folder_everywhere() -> None:
     assert lease_folder().is_dir()
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open", "mine"])
+def test_a_folder_that_others_may_exchange_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, elsewhere = tmp_path / "millrace-gpus", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "link":
+        folder.symlink_to(elsewhere)
+    elif kind == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if kind == "open" else 0o700)
+    if kind == "mine":
+        assert lease_folder() == folder
+        return
+    with pytest.raises(NoDeviceFree, match=f"{folder} is no folder of mode 1777"):
+        lease_folder()
+
+
+def test_a_lease_is_made_where_it_belongs_and_never_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "aa.lease").symlink_to(tmp_path / "made")
+    with pytest.raises(NoDeviceFree, match=r"aa\.lease does not open"):
+        claim(["aa"], tmp_path)
+    assert not (tmp_path / "made").exists()
+    os.mkfifo(tmp_path / "bb.lease")
+    claim(["bb"], tmp_path)[1].close()
 
 
 def test_leases_are_shared_by_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from millrace.commands import doctor
 from millrace.processes import free_port
 from tests.support.model_folders import write_folder
 from tests.support.tiny_model import write_tokenizer
+from tokenizer_service import sandbox
 
 
 def arguments(folder: Path, port: int) -> argparse.Namespace:
@@ -52,6 +53,18 @@ def test_model_folders(tmp_path: Path) -> None:
     assert "allowed: LlamaForCausalLM, MistralForCausalLM" in doctor.model(folder)[2]
     (folder / "model.safetensors").unlink()
     assert doctor.model(folder)[0] == "fail"
+
+
+def test_a_template_that_computes_for_ever_ends_the_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "LEAST_SHARE", 0.0)  # on a busy machine it may have less
+    folder = write_folder(tmp_path / "m")
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text("{{ 7**(7**9) }}")
+    level, _, told = doctor.model(folder)
+    assert level == "warn"
+    assert "no chats, its chat template is wrong: it took longer than 2 s" in told
 
 
 def test_ports(tmp_path: Path) -> None:

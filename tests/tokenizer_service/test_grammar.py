@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +13,8 @@ from common.errors import InvalidRequest, Unprocessable
 from protos.common_pb2 import Grammar
 from protos.limits import MAX_GRAMMAR_CHARS
 from tokenizer_service import sandbox
-from tokenizer_service.grammar import KEPT, GrammarDoor, fault
+from tokenizer_service.grammar import KEPT, REFUSED_KEPT, GrammarDoor, fault
+from tokenizer_service.turns import Asker
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 GOOD = [
@@ -85,7 +87,7 @@ async def test_many_empty_lines_are_looked_through_at_once(door: GrammarDoor) ->
 async def test_one_that_passed_waits_for_nobodys_check(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    async def ask(message: bytes) -> bytes:
+    async def ask(message: bytes, asker: Asker) -> bytes:
         text = Grammar.FromString(message).text
         asked.append(text)
         return b"no" if text == "(" else b""
@@ -96,10 +98,65 @@ async def test_one_that_passed_waits_for_nobodys_check(monkeypatch: pytest.Monke
     for grammar in (old, old, *others[1:], old, others[0], others[1]):
         await door.check(grammar)
     assert asked == [g.text for g in (old, *others[1:], others[0], others[1])]
+
+
+async def test_a_refused_one_is_not_checked_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def ask(message: bytes, asker: Asker) -> bytes:
+        asked.append(Grammar.FromString(message).text)
+        if asked[-1] == "heavy":
+            raise sandbox.Overrun("took longer than 2 s")
+        return b"no"
+
+    async def refused(text: str) -> type[Exception]:
+        with pytest.raises((InvalidRequest, Unprocessable), match="no|longer than") as caught:
+            await door.check(Grammar(kind=Grammar.REGEX, text=text))
+        return caught.type
+
+    door = GrammarDoor()
+    monkeypatch.setattr(door._sandbox, "ask", ask)
+    for text, error in (("(", InvalidRequest), ("heavy", Unprocessable)):
+        assert [await refused(text) for _ in range(3)] == [error] * 3
+    assert asked == ["(", "heavy"]
+    for i in range(REFUSED_KEPT):
+        await refused(f"({i}")
+    assert len(door._refused) == REFUSED_KEPT
+    await refused("heavy")
+    assert asked.count("heavy") == 2
+    monkeypatch.setattr("tokenizer_service.grammar.REFUSED_S", -1.0)
     for _ in range(2):
-        with pytest.raises(InvalidRequest):
-            await door.check(Grammar(kind=Grammar.REGEX, text="("))
-    assert asked[-2:] == ["(", "("]
+        await refused("a")
+    assert asked[-2:] == ["a", "a"]
+
+
+async def test_nobody_waits_for_another_tenants_heavy_grammars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty of one tenant held up all others for half a minute."""
+    done: list[str] = []
+    may_go_on = asyncio.Event()
+
+    async def exchange(message: bytes) -> bytes:
+        await may_go_on.wait()
+        done.append(Grammar.FromString(message).text)
+        return b""
+
+    door = GrammarDoor()
+    monkeypatch.setattr(door._sandbox, "_exchange", exchange)
+    checks = [
+        asyncio.create_task(door.check(Grammar(kind=Grammar.REGEX, text=text), Asker(tenant)))
+        for tenant, texts in (("anna", [f"a{i}" for i in range(20)]), ("ben", ["b"]))
+        for text in texts
+    ]
+    while not door._sandbox._turns._waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(*checks)
+    assert done[:3] == ["a0", "b", "a1"] and len(done) == 21
+    await door.close()
 
 
 async def test_what_is_none_is_refused(door: GrammarDoor) -> None:

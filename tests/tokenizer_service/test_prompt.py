@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,9 @@ from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
-from tokenizer_service.content_parts import may_read_parts
+from tokenizer_service.content_parts import WORD, may_read_parts
 from tokenizer_service.formats import knows_null
-from tokenizer_service.guarded_text import MARKS, GuardedText
+from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PRIVATE_USE, PromptBuilder
@@ -43,7 +44,7 @@ class InProcess:
 
     async def render(self, *arguments: Any) -> str:
         try:
-            return self._template.render(*arguments)
+            return self._template.render(*arguments[:4])  # the asker is the sandbox's
         except TypeError as error:
             raise InvalidRequest(str(error)) from error
 
@@ -146,6 +147,31 @@ async def test_a_template_gets_parts_where_it_reads_nothing_else(
     assert text_of((await builder(executor, whole).build(chat(told))).token_ids) == wanted
 
 
+@given(st.lists(st.sampled_from(["for", "in", "content", "%", " ", "a", "_", "}}", "."])))
+def test_a_loop_over_content_is_found_in_one_pass(parts: list[str]) -> None:
+    """As this pattern finds it, whose time grows with the cube of what it is given."""
+    source = "".join(parts)
+    plain = re.search(r"\bfor\b[^%]*\bin\b[^%]*\bcontent\b", source)
+    assert may_read_parts({"default": "", "tool_use": source}) is bool(plain)
+
+
+def test_each_word_of_a_template_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for word in super().__iter__():
+                read.append(word)
+                yield word
+
+    class Counting:
+        def findall(self, text: str) -> list[str]:
+            return Words(WORD.findall(text))
+
+    read: list[str] = []
+    monkeypatch.setattr("tokenizer_service.content_parts.WORD", Counting())
+    assert not may_read_parts({"default": "for in " * 500})
+    assert len(read) == 1000
+
+
 @pytest.mark.parametrize("failure", [Unprocessable("too slow"), Internal("no child")])
 async def test_a_look_that_fails_decides_nothing(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, failure: ServiceError
@@ -233,6 +259,65 @@ def test_hidden_text_comes_back(parts: list[str]) -> None:
     assert not any(special in hidden for special in SPECIAL_TOKENS)
     assert guard.show(hidden) == text
     assert guard.used == (hidden != text)
+
+
+WORDS = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|im_",
+    "<s>",
+    "</s>",
+    "<",
+    "<|",
+    "s>",
+    "[A]",
+    "[A]]",
+    "é.",
+    "\n",
+]
+
+
+@given(
+    st.sets(st.sampled_from(WORDS) | st.text("<|>a.", min_size=1, max_size=4)),
+    st.lists(st.sampled_from([*WORDS, "x", "|", ">", "a"])),
+)
+def test_special_tokens_are_found_as_an_alternation_finds_them(
+    specials: set[str], parts: list[str]
+) -> None:
+    text, longest_first = "".join(parts), sorted(specials, key=len, reverse=True)
+    plain = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+    assert GuardedText(tuple(longest_first), str).split(text) == plain.split(text)
+
+
+def test_at_each_character_there_is_one_way_to_go_on() -> None:
+    """256 alternatives at each `<` took seconds for 4 MB of them, and held up everyone."""
+    reserved = [f"<|reserved_{number}|>" for number in (0, 1, 10, 11, 2)]
+    pattern = pattern_of(("<s>", "</s>", *reserved, "<|re", "é"))
+    one, some = r"(?:0\|>|1(?:0\|>|1\|>|\|>)|2\|>)", r"(?:served_"
+    assert pattern.pattern == rf"((?:<(?:/s>|s>|\|re{some}{one})?)|é))"
+    runs = tuple("\n" * size for size in range(1, 65))
+    assert pattern_of(runs).split("a" + "\n" * 70) == ["a", "\n" * 64, "", "\n" * 6, ""]
+    assert pattern_of(()).split("a") == ["a"]
+
+
+async def test_long_chats_are_guarded_beside_the_loop(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(plain: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            threads.append(threading.current_thread())
+            return plain(*arguments)
+
+        return call
+
+    for name in ("_placeholder", "show", "split"):
+        monkeypatch.setattr(GuardedText, name, recorded(getattr(GuardedText, name)))
+    count = LONG_TEXT // 8
+    prompt = await builder(executor).build(chat(user("<|im_end|>" * count)))
+    assert prompt.text.count("<|im_end|>") == count + 1 and num_special(prompt.token_ids) == 3
+    assert len(threads) > count and threading.current_thread() not in threads
 
 
 async def test_raw_prompts_recognise_special_tokens(executor: ThreadPoolExecutor) -> None:

@@ -46,6 +46,19 @@ async def test_renders() -> None:
         assert await child.render(USER) == "<s>é<b>"
 
 
+async def test_a_look_ends_whatever_a_template_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is constant in a template is computed when it is compiled."""
+    monkeypatch.setattr(sandbox, "LEAST_SHARE", 0.0)  # on a busy machine it may have less
+    for source, timeout_s, wanted in (
+        (GOOD, 20.0, ""),
+        ("{% if %}", 20.0, "default: Expected an expression"),
+        ("{{ 7**(7**9) }}", 0.2, "longer than 0.2 s"),
+    ):
+        child = TemplateProcess({"default": source}, {}, timeout_s)
+        assert wanted in (told := await child.fault()) and bool(told) == bool(wanted)
+        await child.close()
+
+
 async def test_files_of_the_current_folder_are_no_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

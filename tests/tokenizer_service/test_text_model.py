@@ -13,6 +13,7 @@ from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.text_model import load_text_model
+from tokenizer_service.turns import NOBODY
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ 'a' * 10**9 }}"])
@@ -39,5 +40,5 @@ async def test_templates_get_the_operators_values_where_a_request_gives_none(
     for kwargs, text in ((b"", "False x <|im_end|>"), (given, "True x <|im_end|>")):
         asked = ChatInput(messages_json=b'[{"role": "user", "content": "a"}]')
         asked.template_kwargs_json = kwargs
-        assert (await model.prompts.chat(asked)).text == text
+        assert (await model.prompts.chat(asked, NOBODY)).text == text
     await model.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,20 +18,31 @@ from typing import IO
 SHARED = Path("/run/millrace/gpus")
 """Where deploy/ mounts the volume of leases; without it a folder of this machine's users."""
 
+FOR_ALL = 0o1777
+"""Everybody makes files, and nobody but the folder's owner removes those of others."""
+
 
 class NoDeviceFree(Exception):
-    """Every device has an owner; the message says how many there are."""
+    """Every device has an owner, or leases cannot be told; the message says which."""
 
 
 def lease_folder() -> Path:
-    """Return where leases lie on this machine."""
+    """Return where leases lie on this machine.
+
+    Raises NoDeviceFree where its place in the folder of all users is taken by something else: what
+    another user may exchange there, or a link to elsewhere.
+    """
     if os.access(SHARED, os.W_OK):
         return SHARED
     folder = Path(tempfile.gettempdir(), "millrace-gpus")
     with suppress(FileExistsError):
         folder.mkdir()
-        folder.chmod(0o1777)  # mkdir's own mode would be cut by the umask
-    return folder
+        folder.chmod(FOR_ALL)  # mkdir's own mode would be cut by the umask
+    found = folder.lstat()
+    is_ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH
+    if stat.S_ISDIR(found.st_mode) and (is_ours or stat.S_IMODE(found.st_mode) == FOR_ALL):
+        return folder
+    raise NoDeviceFree(f"{folder} is no folder of mode {FOR_ALL:o}, as leases need it: remove it")
 
 
 def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
@@ -39,7 +51,11 @@ def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
     The lease lasts as long as the open file. Raises NoDeviceFree.
     """
     for place, uuid in enumerate(uuids):
-        lease = _opened(folder / f"{uuid}.lease")
+        path = folder / f"{uuid}.lease"
+        try:
+            lease = _opened(path)
+        except OSError as error:
+            raise NoDeviceFree(f"the lease {path} does not open: {error.strerror}") from error
         try:
             fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -50,8 +66,17 @@ def claim(uuids: Sequence[str], folder: Path) -> tuple[int, IO[bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a lock file that another user may own; the right to read it is enough."""
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        return path.open("ab")
+    """Open a lock file that another user may own; the right to read it is enough.
+
+    A link is not followed, which would make a file wherever another user wants it, and a pipe is
+    not waited for.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            return os.open(name, flags)
+        except FileNotFoundError:
+            return os.open(name, flags | os.O_CREAT, 0o644)
+
+    return open(path, "rb", opener=opener)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from worker.kernels.compile import OF_OTHERS, is_ours
 from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import OPTIONS, SOURCES, TARGETS, compile_stem
 
@@ -22,7 +23,7 @@ PTX_TARGET = "compute_80"
 
 
 class CubinError(Exception):
-    """No machine code fits this chip; the message says what would help."""
+    """No machine code fits this chip, or none is safe; the message says what would help."""
 
 
 class Code(NamedTuple):
@@ -78,15 +79,18 @@ def build(root: Path, targets: tuple[str, ...] = (*TARGETS, PTX_TARGET)) -> Path
 def find(stem: str, target: str, cache: Path) -> Code:
     """Return the code of one file, shipped or cached; compile it into `cache` where there is none.
 
-    Raises CompileError when it has to be compiled and cannot.
+    Raises CompileError when it has to be compiled and cannot, CubinError when it cannot be kept.
     """
     for root in (SHIPPED, cache):
         path = folder_of(root) / f"{stem}.{target}"
         names = path.with_name(f"{path.name}.json")
+        if root is cache:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_ours(path.parent):
+                raise CubinError(f"{path.parent}: {OF_OTHERS}; remove it")
         if path.exists() and names.exists():
             return Code(path, json.loads(names.read_text()))
     compiled = compile_stem(stem, target)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(names, json.dumps(compiled.names).encode())
     write_whole(path, compiled.code)
     return Code(path, compiled.names)

@@ -16,9 +16,11 @@ import pytest
 from worker.backends.choice import choose_backend
 from worker.backends.reference import ReferenceBackend
 from worker.kernels import compile as compiling
+from worker.kernels import cubins
 from worker.kernels import library as libraries
 from worker.kernels.compile import CompileError, compile_library, find_compiler, library_name
 from worker.kernels.library import Level, compiled_library, load_library
+from worker.kernels.nvrtc import Compiled
 
 FAKE = """#!/bin/sh
 case "$*" in *--version*) echo fake 1.0; exit 0;; esac
@@ -46,6 +48,58 @@ def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> No
     linked = [line for line in calls.read_text().splitlines() if "-shared" in line]
     assert len(linked) == 1
     assert {p.name for p in path.parent.iterdir()} == {path.name, ".lock"}
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `path` another user's, who may be none that the tests can give it to."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_what_others_may_have_put_there_is_not_run(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
+) -> None:
+    cache = tmp_path / "cache"
+    compile_library(cache, fake[0])
+    cache.chmod(0o775)  # a group is its owner's choice
+    compile_library(cache, fake[0])
+    if is_foreign:
+        give_away(cache, monkeypatch)
+    else:
+        cache.chmod(0o1777)
+    with pytest.raises(PermissionError, match="another user may write there"):
+        compile_library(cache, fake[0])
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_library_of_another_user_is_compiled_again(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
+) -> None:
+    path = compile_library(tmp_path / "cache", fake[0])
+    fake[1].unlink()
+    if is_foreign and os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        path.chmod(0o666)
+    assert compile_library(tmp_path / "cache", fake[0]) == path and fake[1].exists()
+    assert compiling.is_ours(path)
+
+
+def test_machine_code_that_others_may_have_put_there_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Compiled(b"code", {"a": "b"}, {})
+    monkeypatch.setattr(cubins, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(cubins, "compile_stem", lambda stem, target: compiled)
+    for _ in range(2):
+        code = cubins.find("linear", "sm_80", tmp_path / "cache")
+        assert (code.path.read_bytes(), code.names) == (b"code", {"a": "b"})
+    give_away(code.path.parent, monkeypatch)
+    with pytest.raises(cubins.CubinError, match="another user may write there"):
+        cubins.find("linear", "sm_80", tmp_path / "cache")
 
 
 @pytest.mark.parametrize("damage", ["", "buil", "Built\n"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from protos.limits import STAGES as NAMES
+from tests.support.fake_engine import column
 from tests.worker.plans import columns
 from tests.worker.sampling.rows import row, some_logits
 from worker.errors import RowError
@@ -16,7 +17,7 @@ from worker.rows import Row
 from worker.sampler import Sampler
 from worker.sampling.candidates import Candidates, History
 from worker.sampling.chain import STAGES
-from worker.sampling.repetition import Breakers, Dry
+from worker.sampling.repetition import Breakers, Dry, breakers_of
 from worker.sampling.truncation import TopP, TypicalP
 
 NO_HISTORY = History(np.zeros(0, np.int32), np.zeros(0, np.int32))
@@ -213,11 +214,21 @@ def since_the_last(breakers: list[list[int]], tokens: list[int]) -> int:
 def test_the_last_breaker_is_found_whatever_they_are(seed: int) -> None:
     rng = np.random.default_rng(seed)
     breakers = [rng.integers(0, 4, rng.integers(0, 5)).tolist() for _ in range(rng.integers(0, 4))]
-    found = Breakers(np.array(one, "<u4").tobytes() for one in breakers)
+    found = Breakers(map(column, breakers))
     assert found.single == {one[0] for one in breakers if len(one) == 1}
     for _ in range(20):
         tokens = rng.integers(0, 4, rng.integers(0, 12)).tolist()
         assert found.tokens_since(tokens[::-1]) == since_the_last(breakers, tokens)
+
+
+def test_choices_share_their_breakers() -> None:
+    """Each choice of a request built the same automaton anew, and all rows waited."""
+    packed = [[column([7, number]) for number in range(at, at + 9)] for at in (0, 0, 100)]
+    dry = [{"multiplier": 1.0, "base": 1.5, "breakers": breakers} for breakers in packed]
+    first, second, other = (dict(row(dry=one).draw.stages)["dry"] for one in dry)
+    assert isinstance(first, Dry) and isinstance(second, Dry) and isinstance(other, Dry)
+    assert first.breakers is second.breakers and first.breakers is not other.breakers
+    assert breakers_of.cache_info().maxsize
 
 
 def test_xtc_acts_as_often_as_asked_and_on_the_same_tokens_again() -> None:
