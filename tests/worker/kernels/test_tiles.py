@@ -34,6 +34,24 @@ def test_so_do_all_levels_of_this_machine(operator: str) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 
 
+@pytest.mark.slow
+def test_every_operator_is_there_at_the_level_of_tiles() -> None:
+    """Few machines have tiles, and there a level that an operator lacks ends the process."""
+    library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
+    code = f"""
+import sys
+from pathlib import Path
+import pytest
+from tests.support import operators
+from worker.kernels.library import Library
+operators.library = lambda: Library(Path({str(library)!r}))
+suite = "tests/worker/kernels/test_operators_compiled.py"
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", suite]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def test_the_trial_at_start_trusts_right_tiles() -> None:
     library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
     code = f"""
