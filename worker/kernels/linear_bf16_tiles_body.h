@@ -41,7 +41,7 @@ class FloatTilePiece {
     auto fetch = fetch_;
     int64_t lines = 0;
     for (int64_t place = 0; place < now_.num_inputs / BLOCK * TILE_BYTES; place += TILE_BYTES)
-      add_inputs<Bf16Products>(Block(), x, stride, weights_, place, [&]() __attribute__((always_inline)) {
+      add_inputs<Bf16Products>(Block(), x, stride, weights_, place, [&]() TILE_INLINED {
         lines += TILE_ROWS;
         fetch.lines(lines / COUNT);
         lines %= COUNT;

@@ -34,11 +34,11 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
 // The exact sums of a group that wait to be scaled and added to the totals.
 template <class Block>
 struct GroupSums {
-  const int32_t (*sums)[PANEL];   // [row tile][panel][16][16], as the totals
+  const int32_t (*sums)[PANEL];  // [row tile][panel][16][16], as the totals
   float (*totals)[PANEL];
-  const float* x_scales;          // of each row tile 16 and, after them, as many starts
+  const float* x_scales;  // of each row tile 16 and, after them, as many starts
   const bf16* scales[Block::PANELS];  // of INT4
-  int64_t num_rows;               // 0: none wait
+  int64_t num_rows;  // 0: none wait
 };
 
 // Rows first..end-1 of them.
@@ -161,7 +161,7 @@ class IntTilePiece {
     const auto waiting = waiting_;
     zero_tiles<COUNT>();
     for (int64_t place = 0; place < GROUP * PANEL; place += TILE_BYTES)
-      add_inputs<ByteProducts>(Block(), x, stride, weights, place, [&]() __attribute__((always_inline)) {
+      add_inputs<ByteProducts>(Block(), x, stride, weights, place, [&]() TILE_INLINED {
         lines += PANEL_LINES;
         fetch.lines(lines / SHARES);
         lines %= SHARES;
@@ -220,7 +220,8 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
         run, x.plan.order(ceil_div(a.num_outputs, PANEL), Block::PANELS),
         [&](const Piece& now, const Piece& next, IntTileThread<Block>& thread) {
           if constexpr (W::FORMAT == Format::INT8) {
-            if (a.group == 256) return IntTilePiece<W, 256, Block>(a, x, now, next, thread).compute();
+            if (a.group == 256)
+              return IntTilePiece<W, 256, Block>(a, x, now, next, thread).compute();
           }
           a.group == 128 ? IntTilePiece<W, 128, Block>(a, x, now, next, thread).compute()
                          : IntTilePiece<W, 64, Block>(a, x, now, next, thread).compute();

@@ -187,7 +187,8 @@ struct ByteProducts {
 };
 
 // A call in these loops would cost as much as a product.
-#define TILE_INLINE inline __attribute__((always_inline))
+#define TILE_INLINED __attribute__((always_inline))
+#define TILE_INLINE inline TILE_INLINED
 
 // Products of a tile of activations with panels P.. of a block; the first one's sum is tile SUM.
 template <class Products, int SUM, int P, class Block, class Beside>
