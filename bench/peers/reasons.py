@@ -1,10 +1,11 @@
 """Why a peer is not beaten, as far as it was looked into. Shown where that is so.
 
-Processors differ, so what holds on some of them says on which.
+Processors differ, so what holds on some of them says on which; on tiles nothing was looked into.
 """
 
 BF16 = (
-    "where the processor has a bfloat16 instruction it multiplies with that, two products at a time"
+    "where the processor has a bfloat16 instruction but no tiles it multiplies with that, two products"
+    " at a time"
 )
 ONEDNN_BF16 = f"{BF16} (brg_matmul:avx512_core_bf16 in oneDNN's log)"
 
