@@ -4,8 +4,8 @@ Processors differ, so what holds on some of them says on which; on tiles nothing
 """
 
 BF16 = (
-    "where the processor has a bfloat16 instruction but no tiles it multiplies with that, two products"
-    " at a time"
+    "where the processor has a bfloat16 instruction and no tiles it multiplies with that, two"
+    " products at a time"
 )
 ONEDNN_BF16 = f"{BF16} (brg_matmul:avx512_core_bf16 in oneDNN's log)"
 
