@@ -124,7 +124,9 @@ class IntTilePiece {
   static constexpr int64_t SHARES = GROUP / 64 * COUNT;  // one for every product of a group
   static constexpr int64_t SHARE_ROWS = ceil_div(TILES * TILE_ROWS, SHARES);
   static constexpr int64_t PANEL_LINES = GROUP / W::LINE_INPUTS;
-  static constexpr int64_t SHARE_LINES = ceil_div(PANEL_LINES * PANELS, SHARES);
+  static constexpr int64_t SHARE_LINES = PANEL_LINES * PANELS / SHARES;
+  static_assert(!HALVES || (PANEL_LINES * PANELS % SHARES == 0 && PANEL_LINES % SHARE_LINES == 0),
+                "a share is whole lines of one panel");
   static constexpr int64_t LINES_WRITTEN = ceil_div(COUNT * TILE_ROWS, SHARES);
 
   // Bytes of a group of INT4: one turn of rows needs no more than a group and the next, many keep a pass.
@@ -134,7 +136,6 @@ class IntTilePiece {
 
   void unpack_share(int64_t g, int64_t share) {
     int64_t line = share * SHARE_LINES;
-    if (line >= PANEL_LINES * PANELS) return;
     const uint8_t* panel = weights_.panels[line / PANEL_LINES] + g * PANEL_LINES * 64;
     unpack_lines<SHARE_LINES>(panel + line % PANEL_LINES * 64, slot(g) + line * 128);
   }

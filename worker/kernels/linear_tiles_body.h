@@ -29,8 +29,8 @@ using ManyRows = TileBlock<2, 2>;
 template <class Block>
 struct UnitSums {
   static constexpr int64_t GROUPS = TILE_ROWS_PER_PASS / TILE_ROWS / Block::TILES;
-  static constexpr bool MANY = Block::HAS_PASSES;
-  alignas(64) typename Block::Sums sums[MANY ? GROUPS : 1][MANY ? Order::MOST_PIECES : 1];
+  static constexpr int64_t PIECES = Block::HAS_PASSES ? Order::MOST_PIECES : 1;
+  alignas(64) typename Block::Sums sums[Block::HAS_PASSES ? GROUPS : 1][PIECES];
 
   auto& of(int64_t row, const Piece& piece) {
     return sums[row / (Block::TILES * TILE_ROWS)][piece.number];

@@ -102,6 +102,13 @@ def test_silu_mul(rows: int, width: int, seed: int) -> None:
         np.testing.assert_allclose(got, silu_mul_reference(x), rtol=2e-6, atol=1e-30)
 
 
+def test_silu_of_what_no_cache_holds() -> None:
+    """Of 8 MiB and more: processors with tiles write those past their caches."""
+    x = floats(256, 2 * 8192)
+    got = everywhere(lambda ops: ops.silu_mul(given(x)), batch_of(256))
+    np.testing.assert_allclose(got, silu_mul_reference(x), rtol=2e-6, atol=1e-30)
+
+
 def test_silu_of_extremes() -> None:
     x = np.array([[-1000, 1000, 0, np.nan, -np.inf, 2, 2, 2, 1, 2]], np.float32)
     got = everywhere(lambda ops: ops.silu_mul(given(x)), batch_of(1))[0]
