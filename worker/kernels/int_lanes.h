@@ -22,6 +22,19 @@ inline Bytes high_halves(const uint8_t* line) {
   return {_mm512_and_si512(shifted, _mm512_set1_epi8(15))};
 }
 inline void store_bytes(uint8_t* line, Bytes a) { _mm512_storeu_si512(line, a.v); }
+// Weights less what makes them unsigned; of halves, 16 times as much.
+inline Bytes signed_bytes(const uint8_t* line) {
+  return {_mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi8(-128))};
+}
+inline Bytes signed_halves(__m512i line) {  // the upper ones: (line & 0xf0) ^ 0x80
+  return {_mm512_ternarylogic_epi32(line, _mm512_set1_epi8(-16), _mm512_set1_epi8(-128), 0x6a)};
+}
+inline Bytes signed_low_halves(const uint8_t* line) {
+  return signed_halves(_mm512_slli_epi16(_mm512_loadu_si512(line), 4));
+}
+inline Bytes signed_high_halves(const uint8_t* line) {
+  return signed_halves(_mm512_loadu_si512(line));
+}
 inline int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
 // sum[n] += weights[n][0..3] · x[0..3]. Of the intrinsic gcc 12 makes moves.
 inline Ints dot(Ints sum, Bytes weights, __m512i inputs) {
@@ -214,6 +227,21 @@ inline Bytes low_halves(const uint8_t* line) {
 inline Bytes high_halves(const uint8_t* line) {
   Bytes out;
   for (int i = 0; i < 64; i++) out.v[i] = line[i] >> 4;
+  return out;
+}
+inline Bytes signed_bytes(const uint8_t* line) {
+  Bytes out;
+  for (int i = 0; i < 64; i++) out.v[i] = line[i] ^ 0x80;
+  return out;
+}
+inline Bytes signed_low_halves(const uint8_t* line) {
+  Bytes out;
+  for (int i = 0; i < 64; i++) out.v[i] = uint8_t(line[i] << 4) ^ 0x80;
+  return out;
+}
+inline Bytes signed_high_halves(const uint8_t* line) {
+  Bytes out;
+  for (int i = 0; i < 64; i++) out.v[i] = (line[i] & 0xf0) ^ 0x80;
   return out;
 }
 inline Ints dot(Ints sum, const Bytes& weights, const Activation* x) {

@@ -5,7 +5,7 @@ struct FloatTileThread {
   FullTiles tiles;
   UnitSums<Block> sums;
   alignas(64) typename Block::Sums done;
-  SumsWriter<Block::PANELS> writer;  // of `done`
+  SumsWriter<Block> writer;  // of `done`
 
   ~FloatTileThread() { writer.finish(); }
 };
@@ -33,39 +33,44 @@ class FloatTilePiece {
  private:
   static constexpr int TILES = Block::TILES, PANELS = Block::PANELS, COUNT = Block::COUNT;
 
-  template <class Beside>
-  TILE_INLINE void multiply(int64_t row, Beside&& beside) {
+  // `beside` is called with each product, `after` with each tile of inputs.
+  template <class Beside, class After>
+  TILE_INLINE void multiply(int64_t row, Beside&& beside, After&& after) {
     const uint8_t* x = plan_.tiles(a_.scratch, row, now_.k);
     int64_t stride = plan_.stride_of(row, now_);
     now_.k == 0 ? zero_tiles<COUNT>() : load_tiles(thread_.sums.of(row, now_));
     auto fetch = fetch_;
-    int64_t lines = 0;
-    for (int64_t place = 0; place < now_.num_inputs / BLOCK * TILE_BYTES; place += TILE_BYTES)
-      add_inputs<Bf16Products>(Block(), x, stride, weights_, place, [&]() TILE_INLINED {
-        lines += TILE_ROWS;
-        fetch.lines(lines / COUNT);
-        lines %= COUNT;
-        beside();
+    for (int64_t step = 0; step < now_.num_inputs / BLOCK; step++) {
+      add_inputs<Bf16Products>(Block(), x, stride, weights_, step, [&](auto product) TILE_INLINED {
+        fetch.beside(product);
+        beside(product);
       });
+      fetch.step();
+      after();
+    }
     fetch_ = fetch;
   }
 
   void add_rows(int64_t row) {
     auto& sums = thread_.sums.of(row, now_);
     const float* soon = (&sums)[Order::MOST_PIECES][0];  // of the next rows
-    multiply(row, [&] { fetch_to_write(soon), soon += PANEL; });
+    auto ask = [&](auto product) TILE_INLINED { fetch_to_write(soon + product * PANEL); };
+    multiply(row, ask, [&]() TILE_INLINED { soon += COUNT * PANEL; });
     store_tiles<COUNT>(sums);
   }
 
   void finish_rows(int64_t row) {
-    bool are_many = plan_.row_tiles > TILES;
-    auto writer = thread_.writer;
-    are_many ? multiply(row, [&] { writer.step(); }) : multiply(row, [] {});
+    auto writer = thread_.writer;  // a copy stays in registers
+    if (writer.is_beside()) {
+      auto write = [&](auto product) TILE_INLINED { writer.template beside<1>(product); };
+      multiply(row, write, [&]() TILE_INLINED { writer.step(1); });
+    } else {
+      multiply(row, [](auto) {}, [] {});
+    }
     writer.finish();
     store_tiles<COUNT>(thread_.done);
-    int64_t num_rows = min_of(TILES * TILE_ROWS, plan_.num_rows - row);
-    writer.start(a_, thread_.done, row, num_rows, now_, are_many);
-    if (!are_many) writer.finish();
+    writer.start(a_, thread_.done, row, min_of(TILES * TILE_ROWS, plan_.num_rows - row), now_);
+    if (!writer.is_beside()) writer.finish();
     thread_.writer = writer;
   }
 
@@ -74,7 +79,7 @@ class FloatTilePiece {
   const Piece& now_;
   FloatTileThread<Block>& thread_;
   TileWeights<PANELS> weights_;
-  TileFetch<PANELS, 1024, SECOND_CACHE> fetch_;
+  TileFetch<Block, TILE_ROWS, 1024, SECOND_CACHE> fetch_;
 };
 
 // Inputs first..end-1 of a row of activations into its tiles, as bf16.

@@ -19,6 +19,12 @@ struct QuantisedRows {
   }
 };
 
+// Halves of bytes as the unit takes them: signed, in the upper half, so 16 times what they are. The
+// scale of the activations makes up for it, exactly.
+struct Int4Tiles : Int4Weights {
+  static constexpr int32_t OFFSET = 0;
+};
+
 template <class W>
 void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t row, int64_t first,
                     int64_t end) {
@@ -29,6 +35,8 @@ void quantise_strip(const LinearArguments& a, const QuantisedRows& x, int64_t ro
     return GroupPlace{values, TILE_BYTES, x.scales(a.scratch, row, g) + m,
                       x.starts(a.scratch, row, g) + m};
   });
+  for (int64_t g = first / a.group; W::FORMAT == Format::INT4 && g < end / a.group; g++)
+    x.scales(a.scratch, row, g)[row % TILE_ROWS] *= 1.0f / 16;
 }
 
 // The exact sums of a group that wait to be scaled and added to the totals.
@@ -38,41 +46,46 @@ struct GroupSums {
   float (*totals)[PANEL];
   const float* x_scales;  // of each row tile 16 and, after them, as many starts
   const bf16* scales[Block::PANELS];  // of INT4
-  int64_t num_rows;  // 0: none wait
+  int64_t row, num_rows;  // 0: none wait
+  Piece piece;
+  bool is_last;  // of these rows
 };
 
-// Rows first..end-1 of them.
-template <class W, class Block>
-TILE_INLINE void add_scaled(const GroupSums<Block>& g, int64_t first, int64_t end) {
-  if (first >= end) return;
-  constexpr int PANELS = Block::PANELS;
-  Lanes scales[PANELS];
-#pragma GCC unroll 4
-  for (int p = 0; p < PANELS; p++)
-    scales[p] = W::FORMAT == Format::INT4 ? load_bf16(g.scales[p]) : zero();
-  for (int64_t row = first; row < end; row++) {
-    int64_t tile = row / TILE_ROWS, m = row % TILE_ROWS;
-    const float* x = g.x_scales + tile * 2 * TILE_ROWS + m;
-    int32_t x_start;
-    memcpy(&x_start, x + TILE_ROWS, sizeof x_start);
-    Lanes x_scale = splat(*x);
-    Ints start = splat(x_start);
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-      int64_t line = (tile * PANELS + p) * TILE_ROWS + m;
-      Lanes sum = to_lanes(add(load_ints(g.sums[line]), start));
-      store(g.totals[line], scaled<W>(load(g.totals[line]), sum, x_scale, scales[p]));
-    }
+// LINES of a tile of sums.
+template <class W, bool IS_SIGNED, int TILE, int LINES, class Block>
+TILE_INLINE void add_scaled(const GroupSums<Block>& g, int64_t first) {
+  constexpr int ROW_TILE = TILE / Block::PANELS;
+  const float* x = g.x_scales + ROW_TILE * 2 * TILE_ROWS + first;
+  const int32_t (*sums)[PANEL] = g.sums + TILE * TILE_ROWS + first;
+  float (*totals)[PANEL] = g.totals + TILE * TILE_ROWS + first;
+  Lanes scale = W::FORMAT == Format::INT4 ? load_bf16(g.scales[TILE % Block::PANELS]) : zero();
+  auto add_line = [&](int64_t i) TILE_INLINED {
+    Ints sum = load_ints(sums[i]);
+    int32_t start;
+    memcpy(&start, x + TILE_ROWS + i, sizeof start);
+    if constexpr (!IS_SIGNED) sum = add(sum, splat(start));
+    store(totals[i], scaled<W>(load(totals[i]), to_lanes(sum), splat(x[i]), scale));
+  };
+  int64_t count = g.num_rows - ROW_TILE * TILE_ROWS - first;
+  if (count < LINES) {
+    for (int64_t i = 0; i < count; i++) add_line(i);
+    return;
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < LINES; i++) add_line(i);
 }
 
-// Lines of INT4 weights as bytes: each becomes two rows of a tile.
-template <int64_t LINES>
+// Lines of weights as signed bytes. One of INT4 becomes two rows of a tile.
+template <class W, int64_t LINES>
 inline void unpack_lines(const uint8_t* from, uint8_t* to) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < LINES; i++) {
-    store_bytes(to + i * 128, low_halves(from + i * 64));
-    store_bytes(to + i * 128 + 64, high_halves(from + i * 64));
+    if constexpr (W::FORMAT == Format::INT4) {
+      store_bytes(to + i * 128, signed_low_halves(from + i * 64));
+      store_bytes(to + i * 128 + 64, signed_high_halves(from + i * 64));
+    } else {
+      store_bytes(to + i * 64, signed_bytes(from + i * 64));
+    }
   }
 }
 
@@ -81,11 +94,16 @@ struct IntTileThread {
   FullTiles tiles;
   UnitSums<Block> totals;
   alignas(64) int32_t sums[Block::COUNT * TILE_ROWS][PANEL];
-  alignas(64) uint8_t bytes[TILE_PASS_BYTES * PANEL * 2];  // of INT4
+  alignas(64) uint8_t bytes[TILE_PASS_BYTES * PANEL * 2];
+  GroupSums<Block> waiting = {};
+  SumsWriter<Block> writer;
+  int64_t num_groups = 0;    // of the pieces before
+  bool is_unpacked = false;  // the first group of the piece
 };
 
-// One pass of some panels: all groups for a group of row tiles, then for the next one. After each product
-// comes a share of what the vectors and the memory have to do meanwhile.
+// One pass of some panels: all groups for a group of row tiles, then for the next one. With each product
+// goes a share of what the vectors have to do meanwhile, for the group before and the one after, which
+// may be of other pieces.
 template <class W, int64_t GROUP, class Block>
 class IntTilePiece {
  public:
@@ -94,119 +112,159 @@ class IntTilePiece {
       : a_(a),
         x_(x),
         now_(now),
+        next_(next),
         thread_(thread),
         weights_(a, now, x.plan.padded),
         fetch_(a, x.plan.padded, ceil_div(x.plan.row_tiles, TILES), now, next),
-        num_groups_(now.num_inputs / GROUP) {
-    for (int64_t p = 0; p < PANELS && HALVES; p++) {
-      int64_t panel = now.panel + min_of(p, now.num_panels - 1);
-      scales_[p] = (const bf16*)a.scales + panel * (x.plan.padded / GROUP) * PANEL;
-    }
-  }
+        num_groups_(now.num_inputs / GROUP) {}
 
   void compute() {
-    bool is_last = now_.k + now_.num_inputs == x_.plan.padded;
-    if (HALVES) unpack(0);
-    for (int64_t row = 0; row < x_.plan.num_rows; row += TILES * TILE_ROWS) {
-      auto& totals = thread_.totals.of(row, now_);
-      if (now_.k == 0) memset(totals, 0, sizeof totals);
+    if (IS_SIGNED && !thread_.is_unpacked) unpack({weights_, slot(0)});
+    thread_.is_unpacked = false;
+    for (int64_t row = 0; row < x_.plan.num_rows; row += TILES * TILE_ROWS)
       for (int64_t g = 0; g < num_groups_; g++) add_group(row, g);
-      if (is_last) complete_ = row;
-    }
-    add_scaled<W>(waiting_, 0, waiting_.num_rows);
-    write_complete();
-    writer_.finish();
+    thread_.num_groups += num_groups_;
+    if (next_.num_panels == 0) finish();
   }
 
  private:
   static constexpr int TILES = Block::TILES, PANELS = Block::PANELS, COUNT = Block::COUNT;
   static constexpr bool HALVES = W::FORMAT == Format::INT4;
-  static constexpr int64_t SHARES = GROUP / 64 * COUNT;  // one for every product of a group
-  static constexpr int64_t SHARE_ROWS = ceil_div(TILES * TILE_ROWS, SHARES);
-  static constexpr int64_t PANEL_LINES = GROUP / W::LINE_INPUTS;
-  static constexpr int64_t SHARE_LINES = PANEL_LINES * PANELS / SHARES;
-  static_assert(!HALVES || (PANEL_LINES * PANELS % SHARES == 0 && PANEL_LINES % SHARE_LINES == 0),
-                "a share is whole lines of one panel");
-  static constexpr int64_t LINES_WRITTEN = ceil_div(COUNT * TILE_ROWS, SHARES);
+  static constexpr bool IS_SIGNED = HALVES || Block::HAS_PASSES;  // made bytes of beside the products
+  using Products = std::conditional_t<IS_SIGNED, SignedProducts, ByteProducts>;
+  static constexpr int STEPS = GROUP / 64;
+  static constexpr int SHARE = TILE_ROWS / STEPS;                // lines of each tile of sums
+  static constexpr int LINES = 64 / W::LINE_INPUTS;              // of a panel, in a tile of inputs
+  static constexpr int64_t SLOT_BYTES = GROUP * PANEL * PANELS;  // of a group as bytes
 
-  // Bytes of a group of INT4: one turn of rows needs no more than a group and the next, many keep a pass.
+  // A group that becomes bytes, one tile after the other.
+  struct Unpacking {
+    TileWeights<PANELS> from;  // as they are packed
+    uint8_t* to;               // none: there is nothing to do
+
+    template <int I>
+    TILE_INLINE void share(Product<I>, int64_t step) const {
+      constexpr int COUNT_OF_SHARE = LINES / TILES, FIRST = I % TILES * COUNT_OF_SHARE;
+      constexpr int P = I / TILES;
+      unpack_lines<W, COUNT_OF_SHARE>(from.panels[P] + (step * LINES + FIRST) * 64,
+                                      to + (step * PANELS + P) * TILE_BYTES +
+                                          I % TILES * (TILE_BYTES / TILES));
+    }
+  };
+
+  // Bytes of a group: one turn of rows needs no more than a group and the next, many keep a pass.
   uint8_t* slot(int64_t g) {
-    return thread_.bytes + (Block::HAS_PASSES ? g : g % 2) * (PANELS * PANEL * GROUP);
+    return thread_.bytes + (Block::HAS_PASSES ? g : (thread_.num_groups + g) % 2) * SLOT_BYTES;
   }
 
-  void unpack_share(int64_t g, int64_t share) {
-    int64_t line = share * SHARE_LINES;
-    const uint8_t* panel = weights_.panels[line / PANEL_LINES] + g * PANEL_LINES * 64;
-    unpack_lines<SHARE_LINES>(panel + line % PANEL_LINES * 64, slot(g) + line * 128);
-  }
-  void unpack(int64_t g) {
-    for (int64_t share = 0; share < SHARES; share++) unpack_share(g, share);
+  template <int I = 0>
+  void unpack(const Unpacking& unpacking) {
+    for (int64_t step = 0; step < STEPS; step++) unpacking.share(Product<I>(), step);
+    if constexpr (I + 1 < COUNT) unpack<I + 1>(unpacking);
   }
 
-  TileWeights<PANELS> weights_of(int64_t g) {
-    TileWeights<PANELS> weights = weights_;
-    for (int64_t p = 0; p < PANELS; p++)
-      weights.panels[p] = HALVES ? slot(g) + p * PANEL * GROUP
-                                 : weights.panels[p] + panel_bytes(W::FORMAT, g * GROUP);
+  TileWeights<PANELS> group_of(TileWeights<PANELS> weights, int64_t g) {
+    for (const uint8_t*& panel : weights.panels) panel += panel_bytes(W::FORMAT, g * GROUP);
     return weights;
   }
 
-  // What goes on beside the products is in copies, which stay in registers.
+  // What can become bytes beside group g of these rows: the next group, that of the next piece included.
+  Unpacking unpacking_beside(int64_t row, int64_t g) {
+    bool ends = g + 1 == num_groups_;
+    if (IS_SIGNED && row == 0 && !ends) return {group_of(weights_, g + 1), slot(g + 1)};
+    bool is_free = !Block::HAS_PASSES || num_groups_ > 1;
+    if (!IS_SIGNED || !ends || row + TILES * TILE_ROWS < x_.plan.num_rows || !is_free ||
+        next_.num_panels == 0)
+      return {weights_, nullptr};
+    thread_.is_unpacked = true;
+    return {TileWeights<PANELS>(a_, next_, x_.plan.padded),
+            slot(Block::HAS_PASSES ? 0 : num_groups_)};
+  }
+
   void add_group(int64_t row, int64_t g) {
-    bool unpacks = HALVES && row == 0 && g + 1 < num_groups_;
-    const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k) + g * GROUP * TILE_ROWS;
-    int64_t stride = x_.plan.stride_of(row, now_), share = 0, lines = 0;
-    TileWeights<PANELS> weights = weights_of(g);
-    auto fetch = fetch_;
-    auto writer = writer_;
-    const auto waiting = waiting_;
-    zero_tiles<COUNT>();
-    for (int64_t place = 0; place < GROUP * PANEL; place += TILE_BYTES)
-      add_inputs<ByteProducts>(Block(), x, stride, weights, place, [&]() TILE_INLINED {
-        lines += PANEL_LINES;
-        fetch.lines(lines / SHARES);
-        lines %= SHARES;
-        int64_t first = share * SHARE_ROWS;
-        add_scaled<W>(waiting, first, min_of(waiting.num_rows, first + SHARE_ROWS));
-        if (writer.line < writer.num_lines)
-          for (int64_t i = 0; i < LINES_WRITTEN; i++) writer.step();
-        if (unpacks) unpack_share(g + 1, share);
-        share++;
-      });
-    fetch_ = fetch, writer_ = writer;
+    Unpacking unpacking = unpacking_beside(row, g);
+    auto& writer = thread_.writer;
+    if (unpacking.to) {
+      writer.finish();
+      multiply<true, false>(row, g, unpacking);
+    } else if (writer.is_beside()) {
+      multiply<false, true>(row, g, unpacking);
+    } else {
+      multiply<false, false>(row, g, unpacking);
+    }
     write_complete();
-    keep_group(row, now_.k / GROUP + g);
+    keep_group(row, g);
+  }
+
+  // What goes on beside the products is in copies, which stay in registers.
+  template <bool UNPACKS, bool WRITES>
+  void multiply(int64_t row, int64_t g, const Unpacking& unpacking) {
+    const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k) + g * GROUP * TILE_ROWS;
+    int64_t stride = x_.plan.stride_of(row, now_);
+    auto weights = IS_SIGNED ? TileWeights<PANELS>(slot(g)) : group_of(weights_, g);
+    auto fetch = fetch_;
+    auto writer = thread_.writer;
+    const auto waiting = thread_.waiting;
+    const auto bytes = unpacking;
+    zero_tiles<COUNT>();
+    for (int64_t step = 0; step < STEPS; step++) {
+      add_inputs<Products>(Block(), x, stride, weights, step, [&](auto product) TILE_INLINED {
+        fetch.beside(product);
+        if (waiting.num_rows) add_scaled<W, IS_SIGNED, product, SHARE>(waiting, step * SHARE);
+        if constexpr (WRITES) writer.template beside<SHARE>(product);
+        if constexpr (UNPACKS) bytes.share(product, step);
+      });
+      fetch.step();
+      if constexpr (WRITES) writer.step(SHARE);
+    }
+    fetch_ = fetch;
+    if (WRITES) thread_.writer.finish_beside();
   }
 
   // The sums leave the unit and wait.
-  void keep_group(int64_t row, int64_t group) {
+  void keep_group(int64_t row, int64_t g) {
+    auto& w = thread_.waiting;
+    int64_t group = now_.k / GROUP + g, num_groups = x_.plan.padded / GROUP;
     store_tiles<COUNT>(thread_.sums);
-    waiting_.sums = thread_.sums;
-    waiting_.totals = thread_.totals.of(row, now_);
-    for (int64_t p = 0; p < PANELS && HALVES; p++) waiting_.scales[p] = scales_[p] + group * PANEL;
-    waiting_.x_scales = x_.scales(a_.scratch, row, group);
-    waiting_.num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
+    auto& totals = thread_.totals.of(row, now_);
+    if (group == 0) memset(totals, 0, sizeof totals);
+    w.sums = thread_.sums, w.totals = totals;
+    w.x_scales = x_.scales(a_.scratch, row, group);
+    for (int64_t p = 0; p < PANELS && HALVES; p++)
+      w.scales[p] = (const bf16*)a_.scales +
+                    ((now_.panel + min_of(p, now_.num_panels - 1)) * num_groups + group) * PANEL;
+    w.row = row, w.num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
+    w.piece = now_, w.is_last = group + 1 == num_groups;
   }
 
-  // The rows whose last group has been scaled, if there are any, go to the output.
+  // Rows whose last group has been scaled, if there are any, go to the output.
   void write_complete() {
-    if (complete_ < 0) return;
-    int64_t row = complete_, num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
-    complete_ = -1;
-    writer_.finish();
-    writer_.start(a_, thread_.totals.of(row, now_), row, num_rows, now_, Block::HAS_PASSES);
+    const auto& w = thread_.waiting;
+    if (!w.num_rows || !w.is_last) return;
+    thread_.writer.finish();
+    thread_.writer.start(a_, w.totals, w.row, w.num_rows, w.piece);
+    if (!thread_.writer.is_beside()) thread_.writer.finish();
+  }
+
+  template <int I = 0>
+  void add_waiting() {
+    add_scaled<W, IS_SIGNED, I, TILE_ROWS>(thread_.waiting, 0);
+    if constexpr (I + 1 < COUNT) add_waiting<I + 1>();
+  }
+  void finish() {
+    add_waiting();
+    write_complete();
+    thread_.writer.finish();
   }
 
   const LinearArguments& a_;
   const QuantisedRows& x_;
   const Piece& now_;
+  const Piece& next_;
   IntTileThread<Block>& thread_;
   TileWeights<PANELS> weights_;
-  TileFetch<PANELS, 2048, Block::HAS_PASSES ? SECOND_CACHE : FIRST_CACHE> fetch_;
-  int64_t num_groups_, complete_ = -1;
-  const bf16* scales_[PANELS] = {};
-  GroupSums<Block> waiting_ = {};
-  SumsWriter<PANELS> writer_;
+  TileFetch<Block, LINES, 2048, Block::HAS_PASSES ? SECOND_CACHE : FIRST_CACHE> fetch_;
+  int64_t num_groups_;
 };
 
 template <class W>

@@ -80,80 +80,136 @@ void prepare_strips(const Run& run, const TilePlan& plan, Prepare&& prepare) {
   });
 }
 
-// The weights of a piece's panels, for one pass. Panels that do not exist are the last one again.
+// A call in these loops would cost as much as a product.
+#define TILE_INLINED __attribute__((always_inline))
+#define TILE_INLINE inline TILE_INLINED
+
+// The weights of a piece's panels, for one pass: tile after tile of inputs, `step` bytes apart. Panels
+// that do not exist are the last one again.
 template <int64_t PANELS>
 struct TileWeights {
   const uint8_t* panels[PANELS];
+  int64_t step = TILE_BYTES;
 
   TileWeights(const LinearArguments& a, const Piece& piece, int64_t padded) {
     for (int64_t i = 0; i < PANELS; i++)
       panels[i] = a.weight + panel_bytes(a.format, piece.k) +
                   (piece.panel + min_of(i, piece.num_panels - 1)) * panel_bytes(a.format, padded);
   }
+  // Tiles that lie in the order in which a block takes them.
+  explicit TileWeights(const uint8_t* tiles) : step(PANELS * TILE_BYTES) {
+    for (int64_t i = 0; i < PANELS; i++) panels[i] = tiles + i * TILE_BYTES;
+  }
 };
 
-// Weights that are wanted soon, a line of every panel at a time. Where the rows go by in one turn, what
-// is AHEAD of them in their piece and then in the next; in several, these share the piece after theirs,
-// which goes into the second cache: the first one is full of what is multiplied now.
-template <int64_t PANELS, int64_t AHEAD, int WHERE>
+// The number of a product in a tile of inputs: what is done beside it follows from it when compiled.
+template <int I>
+using Product = std::integral_constant<int, I>;
+
+// Weights that are wanted soon, LINES of every panel for a tile of inputs. Where the rows go by in one
+// turn, what is AHEAD of them in their piece and then in the next; in several, these share the piece
+// after theirs, which goes into the second cache: the first one is full of what is multiplied now.
+template <class Block, int LINES, int64_t AHEAD, int WHERE>
 struct TileFetch {
   const uint8_t* from;
   const uint8_t* end;
   const uint8_t* next;
-  int64_t stride, turns, credit;
+  int64_t stride, turns, credit = 0;
 
   TileFetch(const LinearArguments& a, int64_t padded, int64_t turns, const Piece& now,
             const Piece& after)
-      : stride(panel_bytes(a.format, padded)), turns(turns), credit(0) {
-    const uint8_t* here = TileWeights<PANELS>(a, now, padded).panels[0];
+      : stride(panel_bytes(a.format, padded)), turns(turns) {
+    const uint8_t* here = TileWeights<1>(a, now, padded).panels[0];
     int64_t num_bytes = panel_bytes(a.format, now.num_inputs);
-    next = after.num_panels ? TileWeights<PANELS>(a, after, padded).panels[0] : here;
-    end = turns == 1 ? here + num_bytes : next;
-    from = turns == 1 && num_bytes > AHEAD ? here + AHEAD : next;
+    next = after.num_panels ? TileWeights<1>(a, after, padded).panels[0] : here;
+    end = Block::HAS_PASSES ? next : here + num_bytes;
+    from = !Block::HAS_PASSES && num_bytes > AHEAD ? here + AHEAD : next;
   }
 
-  // The time of `count` lines of a panel has come, once in every turn.
-  void lines(int64_t count) {
-    for (credit += count; credit >= turns; credit -= turns) {
-#pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * stride, 0, WHERE);
-      from += 64;
-      if (from == end) from = next;
+  // Beside a product, where there is one turn.
+  template <int I>
+  TILE_INLINE void beside(Product<I>) {
+    if constexpr (!Block::HAS_PASSES)
+#pragma GCC unroll 16
+      for (int i = I * LINES / Block::COUNT; i < (I + 1) * LINES / Block::COUNT; i++) line(from + i * 64);
+  }
+  // After a tile of inputs.
+  TILE_INLINE void step() {
+    if constexpr (Block::HAS_PASSES) {
+      for (credit += LINES; credit >= turns; credit -= turns) line(from), move(1);
+    } else {
+      move(LINES);
     }
+  }
+
+ private:
+  TILE_INLINE void line(const uint8_t* at) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Block::PANELS; p++) __builtin_prefetch(at + p * stride, 0, WHERE);
+  }
+  TILE_INLINE void move(int64_t lines) {
+    from += lines * 64;
+    if (from == end) from = next;
   }
 };
 
-// Sums that are done, on their way to the output. Of many rows a line goes beside every product, and
-// past the caches, which do not hold them all: stores in one go would stand in the way of what is
-// loaded meanwhile, whose addresses look alike to the processor.
-template <int PANELS>
-struct SumsWriter {
-  const LinearArguments* a = nullptr;
-  const float (*sums)[PANEL] = nullptr;
-  bool past_caches = false;
-  int64_t row = 0, panel = 0, num_panels = 0, line = 0, num_lines = 0;
+// Sums that are done, on their way to the output. Of many rows lines go beside the products, and past
+// the caches, which do not hold them all: stores in one go would stand in the way of what is loaded
+// meanwhile, whose addresses look alike to the processor.
+template <class Block>
+class SumsWriter {
+ public:
+  void start(const LinearArguments& a, const float (*sums)[PANEL], int64_t row, int64_t num_rows,
+             const Piece& piece) {
+    int64_t column = piece.panel * PANEL;
+    sums_ = sums, num_rows_ = num_rows, line_ = 0;
+    num_columns_ = min_of(piece.num_panels * PANEL, a.num_outputs - column);
+    out_ = a.out + row * a.num_outputs + column, stride_ = a.num_outputs;
+    past_caches_ = Block::HAS_PASSES && are_whole_lines(a.out, a.num_outputs);
+    is_whole_ = past_caches_ && num_rows == Block::TILES * TILE_ROWS &&
+                num_columns_ == Block::PANELS * PANEL;
+    for (int64_t p = 0; p < piece.num_panels; p++) {
+      bool has_scales = a.format == Format::INT8;
+      store(scales_[p], has_scales ? load((const float*)a.scales + column + p * PANEL) : splat(1.0f));
+      store(bias_[p], a.bias ? load(a.bias + column + p * PANEL) : splat(-0.0f));  // adds nothing
+    }
+  }
 
-  void start(const LinearArguments& arguments, const float (*done)[PANEL], int64_t first_row,
-             int64_t num_rows, const Piece& piece, bool are_many) {
-    a = &arguments, sums = done, row = first_row, panel = piece.panel;
-    num_panels = piece.num_panels, line = 0, num_lines = PANELS * num_rows;
-    past_caches = are_many && are_whole_lines(a->out, a->num_outputs);
+  // Whether there are lines to go beside products.
+  bool is_beside() const { return is_whole_ && line_ < TILE_ROWS; }
+
+  // The next lines of one tile of sums; after those of all tiles `step`.
+  template <int LINES, int I>
+  TILE_INLINE void beside(Product<I>) {
+    constexpr int P = I % Block::PANELS, ROW = I / Block::PANELS * TILE_ROWS;
+    float* out = out_ + (ROW + line_) * stride_ + P * PANEL;
+#pragma GCC unroll 16
+    for (int i = 0; i < LINES; i++)
+      store_past_caches(out + i * stride_, finished(I * TILE_ROWS + line_ + i, P));
   }
-  void step() {
-    if (line == num_lines) return;
-    int64_t m = line / PANELS, p = line % PANELS;
-    line++;
-    if (p >= num_panels) return;
-    int64_t column = (panel + p) * PANEL;
-    Lanes sum = load(sums[(m / TILE_ROWS * PANELS + p) * TILE_ROWS + m % TILE_ROWS]);
-    if (a->format == Format::INT8) sum = sum * load((const float*)a->scales + column);
-    if (a->bias) sum = sum + load(a->bias + column);
-    float* out = a->out + (row + m) * a->num_outputs + column;
-    store_columns(out, sum, a->num_outputs - column, past_caches);
-  }
+  void step(int64_t lines) { line_ += lines; }
+  void finish_beside() { num_rows_ = 0, is_whole_ = false; }
+
   void finish() {
-    while (line < num_lines) step();
+    for (int64_t m = 0; m < num_rows_; m++)
+      for (int64_t p = 0; p * PANEL < num_columns_ && m % TILE_ROWS >= line_; p++) {
+        int64_t sums = (m / TILE_ROWS * Block::PANELS + p) * TILE_ROWS + m % TILE_ROWS;
+        store_columns(out_ + m * stride_ + p * PANEL, finished(sums, p), num_columns_ - p * PANEL,
+                      past_caches_);
+      }
+    finish_beside();
   }
+
+ private:
+  Lanes finished(int64_t line, int64_t p) const {
+    return load(sums_[line]) * load(scales_[p]) + load(bias_[p]);
+  }
+
+  const float (*sums_)[PANEL] = nullptr;
+  float* out_ = nullptr;
+  int64_t stride_ = 0, num_rows_ = 0, num_columns_ = 0, line_ = 0;  // of each tile, next
+  bool past_caches_ = false, is_whole_ = false;
+  alignas(64) float scales_[Block::PANELS][PANEL], bias_[Block::PANELS][PANEL];
 };
 
 template <int COUNT>
@@ -185,50 +241,52 @@ struct ByteProducts {
     tile_product_bytes<SUM, X, WEIGHTS>();
   }
 };
-
-// A call in these loops would cost as much as a product.
-#define TILE_INLINED __attribute__((always_inline))
-#define TILE_INLINE inline TILE_INLINED
+struct SignedProducts {
+  template <int SUM, int X, int WEIGHTS>
+  static void add() {
+    tile_product_signed<SUM, X, WEIGHTS>();
+  }
+};
 
 // Products of a tile of activations with panels P.. of a block; the first one's sum is tile SUM.
 template <class Products, int SUM, int P, class Block, class Beside>
-TILE_INLINE void add_row_tile(const TileWeights<Block::PANELS>& weights, int64_t place,
+TILE_INLINE void add_row_tile(const TileWeights<Block::PANELS>& weights, int64_t step,
                               Beside&& beside) {
-  tile_load<7>(weights.panels[P] + place, 64);
+  tile_load<7>(weights.panels[P] + step * weights.step, 64);
   Products::template add<SUM + P, 6, 7>();
-  beside();
+  beside(Product<SUM + P>());
   if constexpr (P + 1 < Block::PANELS)
-    add_row_tile<Products, SUM, P + 1, Block>(weights, place, beside);
+    add_row_tile<Products, SUM, P + 1, Block>(weights, step, beside);
 }
 
-// A tile of inputs more. The order of products is the canonical one: an instruction of bf16 takes 32
-// inputs and adds their two chains to the sum. `x_stride` bytes lie between row tiles.
+// Tile number `step` of inputs more. The order of products is the canonical one: an instruction of bf16
+// takes 32 inputs and adds their two chains to the sum. `x_stride` bytes lie between row tiles.
 template <class Products, class Block, class Beside>
 TILE_INLINE void add_inputs(Block, const uint8_t* x, int64_t x_stride,
-                            const TileWeights<Block::PANELS>& weights, int64_t place,
+                            const TileWeights<Block::PANELS>& weights, int64_t step,
                             Beside&& beside) {
-  tile_load_once<6>(x + place, 64);
-  add_row_tile<Products, 0, 0, Block>(weights, place, beside);
+  tile_load_once<6>(x + step * TILE_BYTES, 64);
+  add_row_tile<Products, 0, 0, Block>(weights, step, beside);
   if constexpr (Block::TILES > 1) {
-    tile_load_once<6>(x + x_stride + place, 64);
-    add_row_tile<Products, Block::PANELS, 0, Block>(weights, place, beside);
+    tile_load_once<6>(x + x_stride + step * TILE_BYTES, 64);
+    add_row_tile<Products, Block::PANELS, 0, Block>(weights, step, beside);
   }
 }
 template <class Products, class Beside>
 TILE_INLINE void add_inputs(ManyRows, const uint8_t* x, int64_t x_stride,
-                            const TileWeights<2>& weights, int64_t place, Beside&& beside) {
-  tile_load_once<4>(x + place, 64);
-  tile_load<6>(weights.panels[0] + place, 64);
+                            const TileWeights<2>& weights, int64_t step, Beside&& beside) {
+  tile_load_once<4>(x + step * TILE_BYTES, 64);
+  tile_load<6>(weights.panels[0] + step * weights.step, 64);
   Products::template add<0, 4, 6>();
-  beside();
-  tile_load_once<5>(x + x_stride + place, 64);
+  beside(Product<0>());
+  tile_load_once<5>(x + x_stride + step * TILE_BYTES, 64);
   Products::template add<2, 5, 6>();
-  beside();
-  tile_load<7>(weights.panels[1] + place, 64);
+  beside(Product<1>());
+  tile_load<7>(weights.panels[1] + step * weights.step, 64);
   Products::template add<1, 4, 7>();
-  beside();
+  beside(Product<2>());
   Products::template add<3, 5, 7>();
-  beside();
+  beside(Product<3>());
 }
 
 // Call walk(block) with the one for that many row tiles.
@@ -253,7 +311,7 @@ void linear_tiles(const Run& run, const Op& op) {
     part.x += first * a.num_inputs, part.out += first * a.num_outputs;
     switch (a.format) {
       case Format::INT8: int_tile_linear<Int8Weights>(run, part, rows); break;
-      case Format::INT4: int_tile_linear<Int4Weights>(run, part, rows); break;
+      case Format::INT4: int_tile_linear<Int4Tiles>(run, part, rows); break;
       default: float_tile_linear(run, part, rows);
     }
   }

@@ -135,10 +135,9 @@ void tile_product_bf16() {
     }
 }
 
-// c += a · b of signed bytes times unsigned ones.
-template <int C, int A, int B>
-void tile_product_bytes() {
-  Tile &c = tile(C), &a = tile(A), &b = tile(B);
+// c += a · b of signed bytes times bytes that are signed, or not.
+template <class Right>
+void tile_product_of(Tile& c, const Tile& a, const Tile& b) {
   check_product(c, a, b);
   for (int m = 0; m < c.rows; m++)
     for (int n = 0; n < c.row_bytes / 4; n++) {
@@ -146,9 +145,17 @@ void tile_product_bytes() {
       memcpy(&sum, c.data[m] + n * 4, 4);
       for (int k = 0; k < b.rows; k++)
         for (int i = 0; i < 4; i++)
-          sum += int32_t(int8_t(a.data[m][k * 4 + i])) * b.data[k][n * 4 + i];
+          sum += int32_t(int8_t(a.data[m][k * 4 + i])) * Right(b.data[k][n * 4 + i]);
       memcpy(c.data[m] + n * 4, &sum, 4);
     }
+}
+template <int C, int A, int B>
+void tile_product_bytes() {
+  tile_product_of<uint8_t>(tile(C), tile(A), tile(B));
+}
+template <int C, int A, int B>
+void tile_product_signed() {
+  tile_product_of<int8_t>(tile(C), tile(A), tile(B));
 }
 
 #elif defined(__x86_64__)
@@ -195,6 +202,11 @@ inline TILE_TARGET void tile_product_bf16() {
 template <int C, int A, int B>
 inline TILE_TARGET void tile_product_bytes() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
+template <int C, int A, int B>
+inline TILE_TARGET void tile_product_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
 #endif
