@@ -38,7 +38,7 @@ class FloatTilePiece {
   TILE_INLINE void multiply(int64_t row, Beside&& beside, After&& after) {
     const uint8_t* x = plan_.tiles(a_.scratch, row, now_.k);
     int64_t stride = plan_.stride_of(row, now_);
-    now_.k == 0 ? zero_tiles<COUNT>() : load_tiles(thread_.sums.of(row, now_));
+    now_.k == 0 ? zero_tiles<COUNT>() : load_tiles<COUNT>(thread_.sums.of(row, now_));
     auto fetch = fetch_;
     for (int64_t step = 0; step < now_.num_inputs / BLOCK; step++) {
       add_inputs<Bf16Products>(Block(), x, stride, weights_, step, [&](auto product) TILE_INLINED {

@@ -212,21 +212,20 @@ class SumsWriter {
   alignas(64) float scales_[Block::PANELS][PANEL], bias_[Block::PANELS][PANEL];
 };
 
-template <int COUNT>
+template <int COUNT, int I = 0>
 inline void zero_tiles() {
-  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-  if constexpr (COUNT > 4) tile_zero<4>(), tile_zero<5>();
+  tile_zero<I>();
+  if constexpr (I + 1 < COUNT) zero_tiles<COUNT, I + 1>();
 }
-template <class Line>
+template <int COUNT, int I = 0, class Line>
 inline void load_tiles(const Line* sums) {
-  tile_load<0>(sums[0], 64), tile_load<1>(sums[16], 64);
-  tile_load<2>(sums[32], 64), tile_load<3>(sums[48], 64);
+  tile_load<I>(sums[I * TILE_ROWS], 64);
+  if constexpr (I + 1 < COUNT) load_tiles<COUNT, I + 1>(sums);
 }
-template <int COUNT, class Line>
+template <int COUNT, int I = 0, class Line>
 inline void store_tiles(Line* sums) {
-  tile_store<0>(sums[0], 64), tile_store<1>(sums[16], 64);
-  tile_store<2>(sums[32], 64), tile_store<3>(sums[48], 64);
-  if constexpr (COUNT > 4) tile_store<4>(sums[64], 64), tile_store<5>(sums[80], 64);
+  tile_store<I>(sums[I * TILE_ROWS], 64);
+  if constexpr (I + 1 < COUNT) store_tiles<COUNT, I + 1>(sums);
 }
 
 struct Bf16Products {
