@@ -15,13 +15,13 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.context_shift import replay
 from engine_core.scheduling.draft import Flight
+from engine_core.scheduling.entering import Entering
 from engine_core.scheduling.errands import Errands
 from engine_core.scheduling.fetching import new_fetching
 from engine_core.scheduling.host_tier import HostTier
 from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit, room
-from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
 from engine_core.scheduling.queue_bounds import check_queue
 from engine_core.scheduling.request import FinishReason, Problem, Refused
@@ -67,7 +67,7 @@ class Scheduler:
         fetching = new_fetching(self._roster, self._tier)
         self._planner = Planner(self._roster, bounds, propose, fetching)
         self._compiling = Compiling(self._roster, self._errands)
-        self._outcome = Outcome(self._roster)
+        self._entering = Entering(self._roster)
         self.inspection = Inspection(self._roster, self._planner, self._facts, bounds, layout)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
@@ -219,7 +219,7 @@ class Scheduler:
         """Enter the result of the oldest plan in flight; return all events since the last call."""
         flight = self._in_flight.popleft()
         assert result.step_id == flight.step_id, f"{result.step_id} after {flight.step_id}"
-        return self._outcome.enter(flight, result, now)
+        return self._entering.enter(flight, result, now)
 
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""

@@ -17,7 +17,7 @@ from protos import worker as wire
 from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_recipes import Recipe, Structs, draws_of, edits_of, recipe_of
-from worker.backends.gpu import Arena, Array, Gpu, Mark, Reading, captured
+from worker.backends.gpu import Array, Gpu, Mark, Reading, Scratch, captured
 from worker.errors import NothingLeft
 from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
@@ -61,18 +61,18 @@ class Work(NamedTuple):
 
 
 class CudaSampler:
-    """Draws of one runner; its buffers are the arena's, or of its own for graphs."""
+    """Draws of one runner; its buffers lie in `scratch`, or in one of its own for graphs."""
 
-    def __init__(self, gpu: Gpu, arena: Arena, vocab_size: int, drawn: Array) -> None:
+    def __init__(self, gpu: Gpu, scratch: Scratch, vocab_size: int, drawn: Array) -> None:
         """drawn: int32 [any], where drawn tokens go in turn; room for two steps' draws."""
         self._gpu = gpu
-        self._arena = arena
+        self._scratch = scratch
         self._vocab_size = vocab_size
         self._drawn = drawn
         self._next_place = 0
         self._host = Sampler(vocab_size)
         self._recipes: WeakKeyDictionary[Draw, Recipe | None] = WeakKeyDictionary()
-        self._static = Arena(gpu)
+        self._static = Scratch(gpu)
         self._graphs: dict[tuple[int, bool, int], tuple[Callable[[], None], Array | None]] = {}
         self._reserve()
 
@@ -170,8 +170,8 @@ class CudaSampler:
         """Launch what `work` says; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
         padded = work.padded(logits.bucket) if logits.bucket else None
         if padded is None:
-            places = self._arena.put_all(STRUCTS, work.structs())
-            return self._launch(self._arena, logits.values, work, places)
+            places = self._scratch.put_all(STRUCTS, work.structs())
+            return self._launch(self._scratch, logits.values, work, places)
         key = (logits.bucket, work.edits is not None, -1 if work.told is None else padded[3])
         if key in self._graphs:
             self._static.write_all(STRUCTS, padded.structs())
@@ -191,11 +191,13 @@ class CudaSampler:
         )
         return replay, told[0]
 
-    def _launch(self, arena: Arena, values: Array, work: Work, places: list[Array]) -> Array | None:
+    def _launch(
+        self, scratch: Scratch, values: Array, work: Work, places: list[Array]
+    ) -> Array | None:
         """values: float32 [any, stride], as they were when this is done."""
         draws, edits, told = places
         stride, size = i32(values.shape[1]), i32(self._vocab_size)
-        saved, told_at = _outputs(arena, work)
+        saved, told_at = _outputs(scratch, work)
         count = 0 if work.edits is None else len(work.edits)
         touched = (values, edits, saved, i32(count), stride)
         if count:
@@ -243,13 +245,13 @@ def _padded(structs: Structs, length: int, field: str) -> Structs:
     return more
 
 
-def _outputs(arena: Arena, work: Work) -> tuple[Array | None, Array | None]:
+def _outputs(scratch: Scratch, work: Work) -> tuple[Array | None, Array | None]:
     """Return room for the logits under edits, and for ids and logprobs."""
     saved = told = None
     if work.edits is not None:
-        saved = arena.take("saved", (len(work.edits),), np.float32)
+        saved = scratch.take("saved", (len(work.edits),), np.float32)
     if work.told is not None:
-        told = arena.take("told", (2, len(work.told), 1 + work.num_alternatives), np.int32)
+        told = scratch.take("told", (2, len(work.told), 1 + work.num_alternatives), np.int32)
     return saved, told
 
 
