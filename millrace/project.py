@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def project(args: argparse.Namespace) -> Project:
-    """Return the project that the parsed arguments name."""
+    """Return the project that the parsed arguments name; raise CommandError when there is none.
+
+    A run that `--state` names may have outlived its file.
+    """
+    if args.state is None and not args.file.is_file():
+        raise CommandError(f"--file {args.file} is no file; --state FOLDER names a run without one")
     folder = args.state or args.file.resolve().parent / ".millrace"
     return Project(file=args.file, state=StateFolder(folder.resolve()))
 

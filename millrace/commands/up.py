@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `up`."""
     option = parser.add_argument
     option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
-    option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
+    option("--served-model-name", type=served_name, metavar="NAME",
+           help="name clients ask for (default: DIR's)")  # fmt: skip
     loading.add_arguments(parser)
     option("--host", metavar="IP", help="IPv4 address to listen on (default: 127.0.0.1)")
     option("--port", type=loading.port, metavar="PORT", help="port of the API (default: 8000)")
@@ -88,6 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     option("--detach", action="store_true", help="return when ready, leave it running")
     add_project_arguments(parser)
+
+
+def served_name(text: str) -> str:
+    """Return one name or a comma list as it was given; raise ArgumentTypeError when none is in it.
+
+    An empty variable of the compose file means the default; an empty option means a mistake.
+    """
+    if not text.strip(", "):
+        raise argparse.ArgumentTypeError(f"{text!r} names no model")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
