@@ -28,7 +28,8 @@ class Operation:
     """What a route takes and gives."""
 
     summary: str
-    reply: type
+    reply: type | None
+    """None for what no type of ours describes."""
     body: type | None = None
     other_body: type | None = None
     """A second form of the body."""
@@ -37,6 +38,8 @@ class Operation:
     other_status: int | None = None
     """A second status with the same reply."""
     error: type = replies.ErrorReply
+    kind: str = "application/json"
+    """Of the reply."""
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -92,6 +95,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation("As /ready", replies.Ready, is_public=True, other_status=503),
     ("GET", "/version"): Operation("Which build it is", replies.Version, is_public=True),
+    ("GET", "/metrics"): Operation(
+        "What Prometheus scrapes", None, is_public=True, kind="text/plain"
+    ),
+    ("GET", "/openapi.json"): Operation("This document", None, is_public=True),
+    ("GET", "/"): Operation("A page to chat on", None, is_public=True, kind="text/html"),
 }  # fmt: skip
 BOUND_NAMES = {
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
@@ -204,8 +212,8 @@ def document() -> Schema:
     """Return the whole document."""
     types: set[type] = set()
     for operation in OPERATIONS.values():
-        bodies = (operation.body, operation.other_body)
-        types |= {operation.reply, operation.error, *(body for body in bodies if body is not None)}
+        told = (operation.reply, operation.error, operation.body, operation.other_body)
+        types |= {cls for cls in told if cls is not None}
     ordered = sorted(types, key=lambda cls: cls.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=REF)
     for name, described in components.items():
@@ -250,7 +258,7 @@ def content(shape: Schema, kind: str = "application/json") -> Schema:
 
 
 def described_operation(path: str, operation: Operation) -> Schema:
-    shown = content(ref(operation.reply))
+    shown = content(ref(operation.reply) if operation.reply else {}, operation.kind)
     if operation.is_streamable:
         shown["text/event-stream"] = {}  # readers differ in what a schema of one is of
     errors = [500] if operation.is_public else ERRORS
