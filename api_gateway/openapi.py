@@ -124,6 +124,7 @@ def text(max_chars: int) -> Schema:
 ID_LISTS = {"items": {"anyOf": [{"type": "string"}, TOKEN_ID, {
     "type": "array", "minItems": 1, "items": TOKEN_ID}]}, "minItems": 1}  # fmt: skip
 STOPS = {"maxItems": limits.MAX_STOP_STRINGS, "items": text(limits.MAX_STOP_STRING_CHARS)}
+LENGTH = {"minimum": -1, "maximum": int(limits.LIMITS["max_tokens"].high)}
 RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
@@ -180,9 +181,8 @@ RULES: dict[str, dict[str, Schema]] = {
     "choice": {"array": {"minItems": 1, "maxItems": limits.MAX_CHOICES}},
     "regex": {"string": text(limits.MAX_GRAMMAR_CHARS)},
     "grammar": {"string": text(limits.MAX_GRAMMAR_CHARS)},
-    "CompletionRequest.max_tokens": {  # 0 with echo: the prompt alone
-        "integer": {"minimum": 0, "maximum": int(limits.LIMITS["max_tokens"].high)}
-    },
+    "ChatRequest.max_tokens": {"integer": {**LENGTH, "not": {"const": 0}}},
+    "CompletionRequest.max_tokens": {"integer": LENGTH},  # 0 with echo: the prompt alone
     "Function.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "OfferedTool.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "JsonSchema.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},

@@ -159,10 +159,13 @@ async def test_defaults_are_left_to_the_model(
     await client.post("/v1/chat/completions", json=chat())
     await client.post("/v1/completions", json=completion(prompt=["a", "a"]))
     await client.post("/v1/completions", json=completion(max_tokens=None))
-    seen = [fake.streams[0].requests_seen[slot] for slot in (1, 2, 3, 4)]
-    assert [asked.limits.HasField("max_tokens") for asked in seen] == [False, True, True, False]
+    await client.post("/v1/completions", json=completion(max_tokens=-1))
+    await client.post("/v1/chat/completions", json=chat(max_tokens=-1, min_tokens=3))
+    seen = [fake.streams[0].requests_seen[slot] for slot in range(1, 7)]
+    bounded = [asked.limits.HasField("max_tokens") for asked in seen]
+    assert bounded == [False, True, True, False, False, False]
     assert seen[1].limits.max_tokens == 16  # OpenAI's default of this route
-    assert len({asked.sampling.seed for asked in seen}) == 4  # none draws another's numbers
+    assert len({asked.sampling.seed for asked in seen}) == 6  # none draws another's numbers
     assert not any(asked.sampling.HasField("temperature") for asked in seen)
 
 
