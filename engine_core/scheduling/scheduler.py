@@ -23,13 +23,15 @@ from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit, room
 from engine_core.scheduling.planning import Planner
+from engine_core.scheduling.prefix_cache import model_key
+from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.queue_bounds import check_queue
 from engine_core.scheduling.request import FinishReason, Problem, Refused
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
 from engine_core.scheduling.sequence import Sequence, TokenEvent
 from engine_core.scheduling.speculation import Proposer
-from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, StepResult
+from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, ModelFacts, StepResult
 
 
 class SlotInUse(Exception):
@@ -224,3 +226,29 @@ class Scheduler:
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         return self._roster.check()
+
+
+def scheduler_of(
+    facts: ModelFacts,
+    num_blocks: int,
+    bounds: Bounds,
+    max_model_len: int = 0,
+    num_guesses: int = 0,
+    *,
+    has_prefix_cache: bool = True,
+) -> Scheduler:
+    """Return a scheduler for workers with these facts; a `max_model_len` of 0 is the model's.
+
+    What of `bounds` the workers can is told by their facts.
+    """
+    longest = facts.max_position_embeddings
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=facts.block_size,
+        vocab_size=facts.vocab_size,
+        max_model_len=min(max_model_len or longest, longest),
+        bounds=bounds._replace(host_blocks=facts.host_blocks, has_head=facts.has_head),
+        prefix_key=model_key(facts) if has_prefix_cache else None,
+        layout=facts.layout,
+        propose=prompt_lookup(num_guesses),
+    )
