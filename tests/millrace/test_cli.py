@@ -105,9 +105,14 @@ def test_a_server_without_models_is_one_line(
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "warm"])
 def test_what_is_no_amount_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["chat", "--temperature"], ["up", "--ready-timeout"]):
+    known = (
+        ["chat", "--temperature"],
+        ["generate", "x", "--temperature"],
+        ["up", "--ready-timeout"],
+    )
+    for *words, option in known:
         with pytest.raises(SystemExit):
-            main([words[0], f"{words[1]}={value}"])
+            main([*words, f"{option}={value}"])
         assert f"{value!r} is no number of 0 or more" in capsys.readouterr().err
 
 
