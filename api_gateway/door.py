@@ -8,6 +8,7 @@ import msgspec
 
 from api_gateway.admission import Admission
 from api_gateway.asgi import Call
+from api_gateway.checks import refuse
 from api_gateway.clients import TextClients
 from api_gateway.forms import Form
 from api_gateway.parsing import parse
@@ -57,7 +58,16 @@ class Door:
         """
         body = self.of(call, await self.content(call) if content is None else content, form.body)
         form.check(body)
-        return form.order(body, await self.caller(call, body.model))
+        caller = await self.caller(call, body.model)
+        if body.model is None:
+            self._check_that_it_is_the_one()
+        return form.order(body, caller)
+
+    def _check_that_it_is_the_one(self) -> None:
+        """Refuse to choose among several models for who names none."""
+        if len(served := [info.id for info in self._clients.models()]) > 1:
+            message = f"model is required where several are served: {', '.join(served)}"
+            raise refuse(message, "model", "missing_field")
 
     async def caller(self, call: Call, model: str | None) -> Caller:
         """Return who asks. Raises NotFound for a model that is not served."""

@@ -28,7 +28,8 @@ class Operation:
     """What a route takes and gives."""
 
     summary: str
-    reply: type
+    reply: type | None
+    """None for what no type of ours describes."""
     body: type | None = None
     other_body: type | None = None
     """A second form of the body."""
@@ -37,6 +38,8 @@ class Operation:
     other_status: int | None = None
     """A second status with the same reply."""
     error: type = replies.ErrorReply
+    kind: str = "application/json"
+    """Of the reply."""
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -92,6 +95,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation("As /ready", replies.Ready, is_public=True, other_status=503),
     ("GET", "/version"): Operation("Which build it is", replies.Version, is_public=True),
+    ("GET", "/metrics"): Operation(
+        "What Prometheus scrapes", None, is_public=True, kind="text/plain"
+    ),
+    ("GET", "/openapi.json"): Operation("This document", None, is_public=True),
+    ("GET", "/"): Operation("A page to chat on", None, is_public=True, kind="text/html"),
 }  # fmt: skip
 BOUND_NAMES = {
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
@@ -116,6 +124,7 @@ def text(max_chars: int) -> Schema:
 ID_LISTS = {"items": {"anyOf": [{"type": "string"}, TOKEN_ID, {
     "type": "array", "minItems": 1, "items": TOKEN_ID}]}, "minItems": 1}  # fmt: skip
 STOPS = {"maxItems": limits.MAX_STOP_STRINGS, "items": text(limits.MAX_STOP_STRING_CHARS)}
+LENGTH = {"minimum": -1, "maximum": int(limits.LIMITS["max_tokens"].high)}
 RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
@@ -172,9 +181,8 @@ RULES: dict[str, dict[str, Schema]] = {
     "choice": {"array": {"minItems": 1, "maxItems": limits.MAX_CHOICES}},
     "regex": {"string": text(limits.MAX_GRAMMAR_CHARS)},
     "grammar": {"string": text(limits.MAX_GRAMMAR_CHARS)},
-    "CompletionRequest.max_tokens": {  # 0 with echo: the prompt alone
-        "integer": {"minimum": 0, "maximum": int(limits.LIMITS["max_tokens"].high)}
-    },
+    "ChatRequest.max_tokens": {"integer": {**LENGTH, "not": {"const": 0}}},
+    "CompletionRequest.max_tokens": {"integer": LENGTH},  # 0 with echo: the prompt alone
     "Function.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "OfferedTool.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
     "JsonSchema.name": {"string": word(NAME, limits.MAX_TOOL_NAME_CHARS)},
@@ -204,8 +212,8 @@ def document() -> Schema:
     """Return the whole document."""
     types: set[type] = set()
     for operation in OPERATIONS.values():
-        bodies = (operation.body, operation.other_body)
-        types |= {operation.reply, operation.error, *(body for body in bodies if body is not None)}
+        told = (operation.reply, operation.error, operation.body, operation.other_body)
+        types |= {cls for cls in told if cls is not None}
     ordered = sorted(types, key=lambda cls: cls.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=REF)
     for name, described in components.items():
@@ -250,7 +258,7 @@ def content(shape: Schema, kind: str = "application/json") -> Schema:
 
 
 def described_operation(path: str, operation: Operation) -> Schema:
-    shown = content(ref(operation.reply))
+    shown = content(ref(operation.reply) if operation.reply else {}, operation.kind)
     if operation.is_streamable:
         shown["text/event-stream"] = {}  # readers differ in what a schema of one is of
     errors = [500] if operation.is_public else ERRORS

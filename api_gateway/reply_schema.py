@@ -84,7 +84,7 @@ class AssistantMessage(msgspec.Struct):
     tool_calls: list[ToolCalled] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Choice(msgspec.Struct):
+class AnyChoice(msgspec.Struct):
     index: int
     logprobs: dict[str, Any] | None
     finish_reason: Finish
@@ -94,11 +94,11 @@ class Choice(msgspec.Struct):
     prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChoice(Choice, kw_only=True):
+class ChatChoice(AnyChoice, kw_only=True):
     message: AssistantMessage
 
 
-class TextChoice(Choice, kw_only=True):
+class TextChoice(AnyChoice, kw_only=True):
     text: str
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 

@@ -142,10 +142,11 @@ class DynamicTemperature(msgspec.Struct, forbid_unknown_fields=True):
 class Routing(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request to a model has in common.
 
-    The last four are the client's notes to itself: they change nothing.
+    Left out, `model` is the one that is served. The last four are the client's notes to itself:
+    they change nothing.
     """
 
-    model: str
+    model: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from api_gateway.checks import check_text, check_texts, refuse, schema_text
-from api_gateway.parsers.grammar import ANY_OBJECT, forced, spaced
+from api_gateway.parsers.call_grammar import ANY_OBJECT, forced, spaced
 from api_gateway.parsers.json_schema import beyond_64_bits, binding, closed, inexact
 from api_gateway.schema import Fields, ResponseFormat, StructuredOutputs
 from api_gateway.tools import NAME, ToolPlan

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from api_gateway.checks import check_count, refuse, schema_text
+from api_gateway.parsers.call_grammar import forced
 from api_gateway.parsers.calls import Offer, ToolFormat, ToolParser
-from api_gateway.parsers.grammar import forced
 from api_gateway.parsers.hermes import Hermes
 from api_gateway.parsers.llama3 import Llama3
 from api_gateway.schema import ChatRequest, NamedTool, Tool

@@ -52,6 +52,8 @@ def check_notes(body: Routing) -> None:
 def check_fields(body: Fields) -> None:
     """Check what both kinds of request for text share."""
     check_routing(body)
+    if body.max_tokens == -1:  # as llama.cpp has it
+        body.max_tokens = None
     draws_nothing = isinstance(body, CompletionRequest) and body.draws_nothing
     for name in BOUNDED:
         if not (name == "max_tokens" and draws_nothing):

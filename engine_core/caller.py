@@ -14,7 +14,7 @@ from protos.worker import Finished, SessionOutput
 Write = Callable[[EngineReply], Awaitable[None]]
 
 
-class Caller:
+class CallerSession:
     """State of one stream. `number` fences it: what names another number is not of this stream."""
 
     def __init__(self, number: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from common.channel import Gone
-from engine_core.caller import Caller
+from engine_core.caller import CallerSession
 from engine_core.held import HeldRequests
 from engine_core.inquiries import Inquiries
 from engine_core.replica import Fleet, Replica
@@ -60,7 +60,7 @@ class Front(EngineServicer):
         max_waiting: int,
         observe: Callable[[Replica, Finished], None],
     ) -> None:
-        self.sessions: dict[int, Caller] = {}
+        self.sessions: dict[int, CallerSession] = {}
         self._engine = engine
         self._fleet = fleet
         self._held = HeldRequests(max_waiting)
@@ -74,7 +74,7 @@ class Front(EngineServicer):
 
     async def Session(self, requests: AsyncIterator[EngineRequest], context: Context) -> None:
         """Serve one caller until its stream ends, then end all its requests."""
-        caller = Caller(next(self._numbers))
+        caller = CallerSession(next(self._numbers))
         self.sessions[caller.number] = caller
         caller.tell(self.state())
         log.info("session opened", extra={"session": caller.number, "peer": context.peer()})
@@ -88,7 +88,7 @@ class Front(EngineServicer):
             writer.cancel()
             self._close(caller)
 
-    def receive(self, caller: Caller, message: EngineRequest) -> None:
+    def receive(self, caller: CallerSession, message: EngineRequest) -> None:
         """Take in what one message asks: adds, then aborts, then stops, then all else."""
         for request in message.adds:
             self._add(caller, request)
@@ -104,7 +104,7 @@ class Front(EngineServicer):
         for query in message.queries:
             self._inquiries.ask(caller, query, self._fleet.ready(), self._send)
 
-    def _add(self, caller: Caller, request: GenerateRequest) -> None:
+    def _add(self, caller: CallerSession, request: GenerateRequest) -> None:
         """The exception boundary of one request."""
         try:
             add = to_add(caller.number, request)
@@ -121,7 +121,7 @@ class Front(EngineServicer):
         else:
             self._place(caller, add)
 
-    def _place(self, caller: Caller, add: Add) -> None:
+    def _place(self, caller: CallerSession, add: Add) -> None:
         replica = self._fleet.pick()
         if replica is None:
             problem = self._held.hold(add, self._fleet.clock())
@@ -133,7 +133,7 @@ class Front(EngineServicer):
         if replica is not None:
             self._send(replica, add)
 
-    def _hold_back(self, caller: Caller, slot: int, *, is_paused: bool) -> None:
+    def _hold_back(self, caller: CallerSession, slot: int, *, is_paused: bool) -> None:
         """Pause or resume a live slot; one that is held here is paused when it gets its replica."""
         if slot not in caller.slots:
             return
@@ -149,7 +149,7 @@ class Front(EngineServicer):
         except Gone:  # its process has ended: `replica_lost` will end all that ran there
             log.warning("replica does not listen", extra={"replica": replica.number})
 
-    def _pass_on(self, caller: Caller, order: Abort | StopAt, reason: FinishReason) -> None:
+    def _pass_on(self, caller: CallerSession, order: Abort | StopAt, reason: FinishReason) -> None:
         """Hand an order to the replica of its slot; end a held slot here."""
         if order.slot not in caller.slots:
             return
@@ -160,7 +160,7 @@ class Front(EngineServicer):
         self._held.drop(caller.number, order.slot)
         self._end(caller, [order.slot], Problem("", "", reason=reason))
 
-    def _close(self, caller: Caller) -> None:
+    def _close(self, caller: CallerSession) -> None:
         del self.sessions[caller.number]
         self._held.drop_session(caller.number)
         self._inquiries.drop_session(caller.number)
@@ -170,7 +170,7 @@ class Front(EngineServicer):
             self._send(replica, CloseSession(caller.number))
         log.info("session closed", extra={"session": caller.number})
 
-    def _end(self, caller: Caller, slots: list[int], problem: Problem) -> None:
+    def _end(self, caller: CallerSession, slots: list[int], problem: Problem) -> None:
         caller.end([refused_row(slot, problem, 0) for slot in slots])
 
     # ── replicas ─────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine_core.caller import Caller
+from engine_core.caller import CallerSession
 from engine_core.replica import Replica
 from engine_core.translate import to_answer
 from protos import common_pb2 as common
@@ -26,7 +26,7 @@ Lists = dict[str, list[dict[str, Any]]]
 class _Open:
     """A question that is under way."""
 
-    caller: Caller
+    caller: CallerSession
     silent: set[int]
     """Numbers of the replicas that have not answered."""
     told: dict[int, Lists] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Inquiries:
         self._open: dict[tuple[int, int], _Open] = {}
 
     def ask(
-        self, caller: Caller, query: common.Query, replicas: Iterable[Replica], send: Send
+        self, caller: CallerSession, query: common.Query, replicas: Iterable[Replica], send: Send
     ) -> None:
         """Ask all `replicas`; without any the answer is an error."""
         asked = list(replicas)

@@ -5,7 +5,7 @@ Knows what schedulers report. Does not know sessions, nor how a process is start
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from protos.common_pb2 import EngineState
@@ -105,27 +105,35 @@ class Fleet:
 
     def report(self, engine: str, num_held: int, extra_reasons: list[str]) -> EngineState:
         """Return what the tiers above are told of this engine."""
-        up = [(replica, replica.facts) for replica in self.ready()]
-        known = [facts for _, facts in up if facts is not None]
-        states = [replica.state for replica, _ in up if replica.state is not None]
-        num_blocks = sum(state.num_blocks for state in states)
-        num_used = sum(state.num_blocks - state.num_free_blocks for state in states)
-        reasons = extra_reasons or self.reasons()
-        return EngineState(
-            engine=engine,
-            ready=not reasons,
-            reasons=reasons,
-            num_waiting=sum(state.num_waiting for state in states) + num_held,
-            num_running=sum(state.num_running for state in states),
-            kv_usage=num_used / num_blocks if num_blocks else 0.0,
-            num_blocks=num_blocks,
-            block_size=known[0].facts.block_size if known else 0,
-            max_model_len=min((one.max_model_len for one in known), default=0),
-            vocab_size=known[0].facts.vocab_size if known else 0,
-            fingerprint="+".join(sorted({fingerprint(one) for one in known})),
-            num_replicas=len(up),
-            model_hash=known[0].facts.model_hash if known else "",
-        )
+        up = [(r.facts, r.state) for r in self.ready() if r.facts is not None and r.state]
+        state = engine_state(engine, up, extra_reasons or self.reasons())
+        state.num_waiting += num_held
+        return state
+
+
+def engine_state(
+    engine: str, replicas: Sequence[tuple[ReplicaReady, SchedulerState]], reasons: Sequence[str]
+) -> EngineState:
+    """Return what replicas that are up make together; without `reasons` why not, it is ready."""
+    known, states = [one for one, _ in replicas], [state for _, state in replicas]
+    num_blocks = sum(state.num_blocks for state in states)
+    num_used = sum(state.num_blocks - state.num_free_blocks for state in states)
+    facts = known[0].facts if known else None
+    return EngineState(
+        engine=engine,
+        ready=not reasons,
+        reasons=reasons,
+        num_waiting=sum(state.num_waiting for state in states),
+        num_running=sum(state.num_running for state in states),
+        kv_usage=num_used / num_blocks if num_blocks else 0.0,
+        num_blocks=num_blocks,
+        block_size=facts.block_size if facts else 0,
+        max_model_len=min((one.max_model_len for one in known), default=0),
+        vocab_size=facts.vocab_size if facts else 0,
+        fingerprint="+".join(sorted({fingerprint(one) for one in known})),
+        num_replicas=len(replicas),
+        model_hash=facts.model_hash if facts else "",
+    )
 
 
 def fingerprint(replica: ReplicaReady) -> str:

@@ -24,9 +24,7 @@ from common.channel import Router
 from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
 from engine_core.scheduling.bounds import Bounds, TenantLimits
-from engine_core.scheduling.prefix_cache import model_key
-from engine_core.scheduling.prompt_lookup import prompt_lookup
-from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.scheduler import Scheduler, scheduler_of
 from engine_core.worker_link import ZmqWorkerLink
 from protos.worker import FromWorker, ModelFacts, ReplicaLost, ReplicaReady, SchedulerListening
 
@@ -93,46 +91,36 @@ def main(told: bytes) -> int:
 
 def serve(config: SchedulerConfig, front: ZmqFrontLink, workers: ZmqWorkerLink) -> None:
     """Let the workers join, then run the loop."""
-    facts, num_blocks, ready = workers.join()
-    host_blocks = min(one.host_blocks for one in facts)
-    scheduler = new_scheduler(config, facts[0], num_blocks, host_blocks)
+    told, num_blocks, ready = workers.join()
+    facts = msgspec.structs.replace(told[0], host_blocks=min(one.host_blocks for one in told))
+    scheduler = new_scheduler(config, facts, num_blocks)
     loop = EngineLoop(scheduler, workers, front, time.monotonic, workers.age)
     workers.attend(front.socket, loop.attend)
     freeze_heap()
     front.send(loop.state(time.monotonic()))
-    front.send(ReplicaReady(facts[0], num_blocks, scheduler.max_model_len))
+    front.send(ReplicaReady(facts, num_blocks, scheduler.max_model_len))
     extra = {"replica": config.replica, "num_blocks": num_blocks}
     log.info("replica ready", extra=extra | {"startup_s": ready.startup_s, "memory": ready.memory})
     loop.run()
 
 
-def new_scheduler(
-    config: SchedulerConfig, facts: ModelFacts, num_blocks: int, host_blocks: int = 0
-) -> Scheduler:
+def new_scheduler(config: SchedulerConfig, facts: ModelFacts, num_blocks: int) -> Scheduler:
     """Return a scheduler bounded by the setting, the model, and the KV capacity."""
-    model_len = facts.max_position_embeddings
-    scheduler = Scheduler(
-        num_blocks=num_blocks,
-        block_size=facts.block_size,
-        vocab_size=facts.vocab_size,
-        max_model_len=min(config.max_model_len or model_len, model_len),
-        bounds=Bounds(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_waiting=config.max_waiting,
-            tenants=config.tenants,
-            host_blocks=host_blocks,
-            has_head=facts.has_head,
+    scheduler = scheduler_of(
+        facts,
+        num_blocks,
+        Bounds(
+            config.max_num_seqs, config.max_num_batched_tokens, config.max_waiting, config.tenants
         ),
-        prefix_key=model_key(facts) if config.prefix_cache else None,
-        layout=facts.layout,
-        propose=prompt_lookup(config.num_guesses),
+        config.max_model_len,
+        config.num_guesses,
+        has_prefix_cache=config.prefix_cache,
     )
     if scheduler.max_model_len < config.max_model_len:
         log.warning(
             f"max_model_len is {config.max_model_len}, served are {scheduler.max_model_len} "
-            f"tokens: the model has {model_len} positions, the KV cache room for "
-            f"{num_blocks * facts.block_size}"
+            f"tokens: the model has {facts.max_position_embeddings} positions, the KV cache "
+            f"room for {num_blocks * facts.block_size}"
         )
     return scheduler
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -18,7 +18,6 @@ import yaml
 from millrace.errors import CommandError
 from millrace.interpolation import InterpolationError, interpolate
 
-S = TypeVar("S", bound=msgspec.Struct)
 LOCAL_KEY = "x-millrace-local"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")

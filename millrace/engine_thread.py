@@ -17,11 +17,9 @@ from collections.abc import Callable, Collection
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
-from engine_core.replica import fingerprint
+from engine_core.replica import engine_state
 from engine_core.scheduling.bounds import Bounds
-from engine_core.scheduling.prefix_cache import model_key
-from engine_core.scheduling.prompt_lookup import prompt_lookup
-from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.scheduler import scheduler_of
 from protos import worker as wire
 from protos.common_pb2 import ERROR, EngineState, Query
 from protos.engine_pb2 import GenerateRequest, TokenBatch
@@ -51,10 +49,11 @@ class Bridge:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        state: EngineState,
+        ready: wire.ReplicaReady,
         deliver: Callable[[Bridge, wire.ToFront], None],
     ) -> None:
-        self.state: EngineState | None = state
+        self.state: EngineState | None = None
+        self._ready = ready
         self._loop = loop
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[wire.ToScheduler] = queue.SimpleQueue()
@@ -82,6 +81,10 @@ class Bridge:
             self._loop.call_soon_threadsafe(what, *arguments)
 
     # ── the text tier's event loop ───────────────────────────────────────────────────────────
+
+    def note(self, told: wire.SchedulerState) -> None:
+        """Take in how the scheduler is."""
+        self.state = engine_state(self.name, [(self._ready, told)], reasons=[])
 
     def add(self, request: GenerateRequest) -> None:
         self._inbox.put(translate.to_add(SESSION, request))
@@ -165,7 +168,7 @@ class EngineThread:
         self._num_guesses = num_guesses
         self._loaded = loaded
         self._facts = loaded.facts(kv_cache_bytes)
-        self._max_model_len = max_model_len or self._facts.max_position_embeddings
+        self._max_model_len = max_model_len or 0
         self._pipeline = pipeline
         self._bridge: Bridge | None = None
         self._thread: threading.Thread | None = None
@@ -175,39 +178,17 @@ class EngineThread:
     def start(self) -> None:
         """Begin to compute and tell the pipeline."""
         facts = self._facts
-        scheduler = Scheduler(
-            num_blocks=facts.max_blocks,
-            block_size=facts.block_size,
-            vocab_size=facts.vocab_size,
-            max_model_len=self._max_model_len,
-            bounds=Bounds(
-                MAX_NUM_SEQS,
-                MAX_NUM_BATCHED_TOKENS,
-                MAX_WAITING,
-                host_blocks=facts.host_blocks,
-                has_head=facts.has_head,
-            ),
-            prefix_key=model_key(facts),
-            layout=facts.layout,
-            propose=prompt_lookup(self._num_guesses),
+        bounds = Bounds(MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_WAITING)
+        scheduler = scheduler_of(
+            facts, facts.max_blocks, bounds, self._max_model_len, self._num_guesses
         )
         ready = wire.ReplicaReady(facts, facts.max_blocks, scheduler.max_model_len)
-        state = EngineState(
-            engine=Bridge.name,
-            ready=True,
-            num_blocks=facts.max_blocks,
-            block_size=facts.block_size,
-            max_model_len=scheduler.max_model_len,
-            vocab_size=facts.vocab_size,
-            fingerprint=fingerprint(ready),
-            num_replicas=1,
-            model_hash=facts.model_hash,
-        )
-        bridge = Bridge(asyncio.get_running_loop(), state, self._deliver)
+        bridge = Bridge(asyncio.get_running_loop(), ready, self._deliver)
         runner = self._loaded.runner(facts.max_blocks)
         warm_up(runner)
         worker = InlineWorker(runner, self._loaded.prepare_grammar)
         engine = EngineLoop(scheduler, worker, bridge, time.monotonic)
+        bridge.note(engine.state(time.monotonic()))
 
         def on_end() -> None:
             worker.close()
@@ -260,7 +241,8 @@ class EngineThread:
         elif isinstance(message, wire.QueryAnswer):
             self._pipeline.on_answer(bridge, translate.to_answer(message))
         elif isinstance(message, wire.SchedulerState):
-            self._tell(bridge, message)
+            bridge.note(message)
+            self._pipeline.on_state(bridge)
         elif isinstance(message, wire.ReplicaLost):
             log.error("the engine starts again", extra={"reason": message.reason})
             if message.under_way is not None:
@@ -294,11 +276,3 @@ class EngineThread:
             self.start()
         except Exception:
             log.exception("the engine does not start again")
-
-    def _tell(self, bridge: Bridge, message: wire.SchedulerState) -> None:
-        assert bridge.state is not None
-        bridge.state.num_waiting = message.num_waiting
-        bridge.state.num_running = message.num_running
-        used = message.num_blocks - message.num_free_blocks
-        bridge.state.kv_usage = used / max(1, message.num_blocks)
-        self._pipeline.on_state(bridge)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,6 @@ from worker.build import LoadedModel, load_model
 from worker.hooks import Callback, Hook
 from worker.memory import parse_size
 
-log = logging.getLogger(__name__)
 MAX_PENDING = 1_000_000
 
 

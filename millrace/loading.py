@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Mapping
 from typing import cast
 
+from millrace.arguments import count, whole
 from millrace.options import ModelOptions
 from worker.memory import parse_size
 
@@ -84,24 +85,3 @@ def size(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def count(text: str) -> int:
-    """Return a positive number; raise ArgumentTypeError for anything else."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    """Return a number, 0 or more; raise ArgumentTypeError for anything else."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return int(text)
-
-
-def port(text: str) -> int:
-    """Return the number of a port; raise ArgumentTypeError for anything else."""
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 65535")
-    return int(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def project(args: argparse.Namespace) -> Project:
-    """Return the project that the parsed arguments name."""
+    """Return the project that the parsed arguments name; raise CommandError when there is none.
+
+    A run that `--state` names may have outlived its file.
+    """
+    if args.state is None and not args.file.is_file():
+        raise CommandError(f"--file {args.file} is no file; --state FOLDER names a run without one")
     folder = args.state or args.file.resolve().parent / ".millrace"
     return Project(file=args.file, state=StateFolder(folder.resolve()))
 
@@ -98,17 +102,6 @@ def check_length(asked: int, folder: Path) -> None:
             f"max_model_len is {asked}, the model has {positions} positions "
             f"({folder}/config.json): ask for fewer, or leave it out"
         )
-
-
-def amount(text: str) -> float:
-    """Return a finite number of 0 or more; raise ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
-    return value
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,6 +151,7 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
     """Fork and call `run(detach)` in the child; show what it prints until it calls `detach`.
 
     Returns 0 once detached. A child that ends before that has failed, also when it was asked to.
+    Ctrl-C and SIGTERM end what has begun, and then this process as they end any other command.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -159,17 +160,19 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
         os.close(reading)
         os._exit(_background(run, writing))
     os.close(writing)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what has begun is to end with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with os.fdopen(reading, errors="replace") as report:
             for line in report:
                 if line == DETACHED:
                     return 0
                 print(line, end="", flush=True)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status < 0 and status != -signal.SIGTERM:  # that one is `down`, or Ctrl-C, before its time
+    if status < 0 and status != -signal.SIGTERM:  # that one is `down`, before its time
         raise CommandError(f"what starts and watches the stack ended: {meaning(status)}")
     return status or 1
 

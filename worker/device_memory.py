@@ -28,7 +28,7 @@ def ledger(backend: CudaBackend, kv_bytes: int) -> dict[str, int]:
     taken = {
         "weights": backend.weight_bytes,
         "kv": kv_bytes,
-        "step": backend.arena.num_bytes,
+        "step": backend.scratch.num_bytes,
         "graphs": backend.graph_bytes,
     }
     free = gpu.free_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from api_gateway.parsers.call_grammar import quoted, rules
 from api_gateway.parsers.calls import (
     SPACE,
     CallScan,
@@ -14,7 +15,6 @@ from api_gateway.parsers.calls import (
     ToolParser,
     held_back,
 )
-from api_gateway.parsers.grammar import quoted, rules
 
 OPEN, CLOSE, NEWLINE = "<tool_call>", "</tool_call>", "\n"
 MAX_GIVEN_UP = 16

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from api_gateway.parsers.call_grammar import rules
 from api_gateway.parsers.calls import SPACE, CallScan, Delta, Malformed, Offer, ToolParser
-from api_gateway.parsers.grammar import rules
 
 TAG = "<|python_tag|>"
 

@@ -15,21 +15,23 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.compiling import Compiling
 from engine_core.scheduling.context_shift import replay
 from engine_core.scheduling.draft import Flight
+from engine_core.scheduling.entering import Entering
 from engine_core.scheduling.errands import Errands
 from engine_core.scheduling.fetching import new_fetching
 from engine_core.scheduling.host_tier import HostTier
 from engine_core.scheduling.inspection import Inspection
 from engine_core.scheduling.layouts import new_layout
 from engine_core.scheduling.limits import Facts, admit, room
-from engine_core.scheduling.outcome import Outcome
 from engine_core.scheduling.planning import Planner
+from engine_core.scheduling.prefix_cache import model_key
+from engine_core.scheduling.prompt_lookup import prompt_lookup
 from engine_core.scheduling.queue_bounds import check_queue
 from engine_core.scheduling.request import FinishReason, Problem, Refused
 from engine_core.scheduling.roster import Roster
 from engine_core.scheduling.rows import refused_row, slots_of
 from engine_core.scheduling.sequence import Sequence, TokenEvent
 from engine_core.scheduling.speculation import Proposer
-from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, StepResult
+from protos.worker import Add, DropKeys, Errand, ErrandDone, ExecutePlan, ModelFacts, StepResult
 
 
 class SlotInUse(Exception):
@@ -67,7 +69,7 @@ class Scheduler:
         fetching = new_fetching(self._roster, self._tier)
         self._planner = Planner(self._roster, bounds, propose, fetching)
         self._compiling = Compiling(self._roster, self._errands)
-        self._outcome = Outcome(self._roster)
+        self._entering = Entering(self._roster)
         self.inspection = Inspection(self._roster, self._planner, self._facts, bounds, layout)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
@@ -219,8 +221,34 @@ class Scheduler:
         """Enter the result of the oldest plan in flight; return all events since the last call."""
         flight = self._in_flight.popleft()
         assert result.step_id == flight.step_id, f"{result.step_id} after {flight.step_id}"
-        return self._outcome.enter(flight, result, now)
+        return self._entering.enter(flight, result, now)
 
     def check(self) -> str:
         """Return what is wrong in the books, with the culprit; empty when they are true."""
         return self._roster.check()
+
+
+def scheduler_of(
+    facts: ModelFacts,
+    num_blocks: int,
+    bounds: Bounds,
+    max_model_len: int = 0,
+    num_guesses: int = 0,
+    *,
+    has_prefix_cache: bool = True,
+) -> Scheduler:
+    """Return a scheduler for workers with these facts; a `max_model_len` of 0 is the model's.
+
+    What of `bounds` the workers can is told by their facts.
+    """
+    longest = facts.max_position_embeddings
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=facts.block_size,
+        vocab_size=facts.vocab_size,
+        max_model_len=min(max_model_len or longest, longest),
+        bounds=bounds._replace(host_blocks=facts.host_blocks, has_head=facts.has_head),
+        prefix_key=model_key(facts) if has_prefix_cache else None,
+        layout=facts.layout,
+        propose=prompt_lookup(num_guesses),
+    )

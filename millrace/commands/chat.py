@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import Any
 
+from millrace.arguments import amount
 from millrace.errors import CommandError
 from millrace.http import Server
-from millrace.project import add_server_arguments, amount, server
+from millrace.project import add_server_arguments, server
 from millrace.speech import Speech, typed
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 from common.model_folder import ModelFolderError
 from common.settings import inherited
+from millrace.arguments import port as port_number
 from millrace.errors import CommandError
-from millrace.loading import port as port_number
 from millrace.processes import is_listening, listener
 from millrace.project import DEMO_MODEL, model_folder, project
 from millrace.project import add_arguments as add_project_arguments

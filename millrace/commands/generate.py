@@ -8,6 +8,7 @@ import sys
 from common import logs
 from common.errors import ServiceError
 from millrace import loading
+from millrace.arguments import amount
 from millrace.errors import CommandError
 from millrace.llm import LLM
 from millrace.params import SamplingParams
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
     loading.add_arguments(parser)
     option("--max-tokens", type=int, default=256, metavar="N")
-    option("--temperature", type=float)
+    option("--temperature", type=amount)
     option("--seed", type=int)
     option("--stop", action="append", default=[], metavar="TEXT")
 

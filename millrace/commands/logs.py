@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from millrace.arguments import whole
 from millrace.console import (
     BYTES_PER_LINE,
     MAX_LOG_BYTES,
@@ -29,14 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `logs`."""
     parser.add_argument("services", nargs="*", help="only these services or replicas")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the stack stops")
-    parser.add_argument("-n", "--lines", type=_count, default=200, help="how many to begin with")
+    parser.add_argument("-n", "--lines", type=whole, default=200, help="how many to begin with")
     add_project_arguments(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

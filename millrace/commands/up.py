@@ -16,7 +16,7 @@ from api_gateway.auth import KeyFile
 from common.model_folder import ModelFolderError
 from common.settings import SERVICES, SettingsError, from_file, inherited, load
 from engine_core.tenant_file import read_tenants
-from millrace import child, compose, loading
+from millrace import arguments, child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, Replica, place
 from millrace.processes import (
@@ -33,7 +33,6 @@ from millrace.project import (
     DEMO_NAME,
     HOME,
     Project,
-    amount,
     check_length,
     check_model_folder,
     model_folder,
@@ -72,18 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `up`."""
     option = parser.add_argument
     option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
-    option("--served-model-name", metavar="NAME", help="name clients ask for (default: DIR's)")
+    option("--served-model-name", type=arguments.served_name, metavar="NAME",
+           help="name clients ask for (default: DIR's)")  # fmt: skip
     loading.add_arguments(parser)
     option("--host", metavar="IP", help="IPv4 address to listen on (default: 127.0.0.1)")
-    option("--port", type=loading.port, metavar="PORT", help="port of the API (default: 8000)")
-    option("--gateways", type=loading.count, metavar="G", help="processes of the gateway")
-    option("--tokenizers", type=loading.count, metavar="T", help="processes of the text tier")
-    option("--workers", type=loading.count, metavar="W", help="processes that compute")
-    option("--tensor-parallel-size", type=loading.count, metavar="N", help="workers per replica")
+    option("--port", type=arguments.port, metavar="PORT", help="port of the API (default: 8000)")
+    option("--gateways", type=arguments.count, metavar="G", help="processes of the gateway")
+    option("--tokenizers", type=arguments.count, metavar="T", help="processes of the text tier")
+    option("--workers", type=arguments.count, metavar="W", help="processes that compute")
+    option("--tensor-parallel-size", type=arguments.count, metavar="N", help="workers per replica")
     option("--api-key-file", type=Path, metavar="FILE", help="keys that clients must show")
     option("--log-level", choices=["debug", "info", "warning", "error"])
     option(
-        "--ready-timeout", type=amount, default=900.0, metavar="S",
+        "--ready-timeout", type=arguments.amount, default=900.0, metavar="S",
         help="give up after so many seconds (default: 900, as long as a large model may load)",
     )  # fmt: skip
     option("--detach", action="store_true", help="return when ready, leave it running")

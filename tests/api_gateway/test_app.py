@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from api_gateway.auth import OpenDoor
-from tests.api_gateway.conftest import in_process, running
+from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, events
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -127,16 +127,45 @@ async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeToke
     assert text.include_stop and text.ignore_eos and text.keep_special_tokens
 
 
+def unnamed(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "model"}
+
+
+async def test_a_request_that_names_no_model_goes_to_the_one_that_is_served(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    chats, texts = "/v1/chat/completions", "/v1/completions"
+    for path, body in ((chats, chat(model=None)), (texts, unnamed(completion()))):
+        reply = await client.post(path, json=body)
+        assert (reply.status_code, reply.json()["model"]) == (200, fake.info.id)
+
+
+async def test_among_several_models_one_must_be_named(fake: FakeTokenizer) -> None:
+    other = FakeTokenizer()
+    other.info.id = "another"
+    await other.start()
+    async with running(f"{fake.address},{other.address}") as gateway, in_process(gateway) as http:
+        await until(lambda: len(gateway.clients.models()) == 2)
+        reply = await http.post("/v1/chat/completions", json=unnamed(chat()))
+    await other.stop()
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "model", "missing_field")
+    assert fake.info.id in error["message"] and "another" in error["message"]
+
+
 async def test_defaults_are_left_to_the_model(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
     await client.post("/v1/chat/completions", json=chat())
     await client.post("/v1/completions", json=completion(prompt=["a", "a"]))
     await client.post("/v1/completions", json=completion(max_tokens=None))
-    seen = [fake.streams[0].requests_seen[slot] for slot in (1, 2, 3, 4)]
-    assert [asked.limits.HasField("max_tokens") for asked in seen] == [False, True, True, False]
+    await client.post("/v1/completions", json=completion(max_tokens=-1))
+    await client.post("/v1/chat/completions", json=chat(max_tokens=-1, min_tokens=3))
+    seen = [fake.streams[0].requests_seen[slot] for slot in range(1, 7)]
+    bounded = [asked.limits.HasField("max_tokens") for asked in seen]
+    assert bounded == [False, True, True, False, False, False]
     assert seen[1].limits.max_tokens == 16  # OpenAI's default of this route
-    assert len({asked.sampling.seed for asked in seen}) == 4  # none draws another's numbers
+    assert len({asked.sampling.seed for asked in seen}) == 6  # none draws another's numbers
     assert not any(asked.sampling.HasField("temperature") for asked in seen)
 
 

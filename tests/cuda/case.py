@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from worker.backends.cuda_weights import STORAGE, from_storage, to_storage, upload
+from worker.backends.cuda_loading import Loading
+from worker.backends.cuda_weights import STORAGE, CudaLinear, from_storage, to_storage, upload
 from worker.backends.gpu import Gpu
 from worker.kernels.checks import Floats
 
@@ -42,6 +44,20 @@ class Case:
     def get(self, array: Any, dtype: str = "f32") -> Floats:
         """Return a device array as float32."""
         return from_storage(self.gpu.read(array), dtype)
+
+
+def pack_linear(
+    gpu: Gpu,
+    dtype: str,
+    weights: Sequence[Array],
+    biases: Sequence[Array] = (),
+    is_int8: bool = False,
+) -> CudaLinear:
+    """Put one linear on the device, as `Loading.linear` says, and wait for it."""
+    loading = Loading(gpu)
+    linear = loading.linear(dtype, weights, biases, is_int8)
+    loading.finish()
+    return linear
 
 
 def rounded(values: Floats, dtype: str) -> Floats:

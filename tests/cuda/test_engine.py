@@ -118,10 +118,10 @@ def test_decoding_is_a_graph_and_allocates_nothing(folder: Path, gpu: Gpu) -> No
     runner.execute(wire.ExecutePlan(0, (start(1, PROMPTS[1], [0]), start(2, PROMPTS[1], [1]))))
     steps = tuple(wire.SequenceStep(i, 1) for i in (1, 2))
     runner.execute(wire.ExecutePlan(1, (), steps))
-    before = loaded.backend.arena.num_allocations
+    before = loaded.backend.scratch.num_allocations
     for step_id in range(2, 8):
         assert not runner.execute(wire.ExecutePlan(step_id, (), steps)).faults
-    assert loaded.backend.arena.num_allocations == before
+    assert loaded.backend.scratch.num_allocations == before
 
 
 @pytest.mark.kernels

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda_loading import pack_linear
+from tests.cuda.case import Case, close, f32, i32, pack_linear, rounded
 from worker.backends.cuda_weights import STORAGE, from_storage, quantized, to_storage
 from worker.kernels.checks import Floats
 from worker.kernels.structs import linear_prefill_shared_bytes

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.case import Case
+from tests.cuda.case import Case, pack_linear
 from tests.emulator.device import EmulatedGpu
 from worker.backends import cuda_loading
-from worker.backends.cuda_loading import Loading, as_floats, pack_linear
+from worker.backends.cuda_loading import Loading, as_floats
 from worker.backends.cuda_weights import interleaved, pack_tiles, quantized, to_storage
 from worker.backends.gpu import Gpu
 from worker.errors import KernelError

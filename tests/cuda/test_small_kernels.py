@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cuda.case import Case, close, f32, i32, rounded
-from worker.backends.cuda_loading import pack_linear
+from tests.cuda.case import Case, close, f32, i32, pack_linear, rounded
 from worker.backends.cuda_weights import quantized, to_storage
 from worker.kernels.structs import HEADS
 

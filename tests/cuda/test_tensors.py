@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, i32
-from worker.backends.gpu import ALIGNMENT, Arena, Array, Gpu
+from worker.backends.gpu import ALIGNMENT, Array, Gpu, Scratch
 
 DTYPES = ("<f4", "<u2", "<i4", "<u8", "<i8", "|u1")
 STAGED_BYTES = 16 * 2**20
@@ -175,18 +175,18 @@ def test_a_device_says_what_it_is(gpu: Gpu) -> None:
 
 
 def test_buffers_of_an_arena_stay_where_they_are(gpu: Gpu) -> None:
-    arena = Arena(gpu)
-    first = arena.take("a", (3, 5), np.float32)
-    other = arena.take("b", (100,), np.uint16)
+    scratch = Scratch(gpu)
+    first = scratch.take("a", (3, 5), np.float32)
+    other = scratch.take("b", (100,), np.uint16)
     assert first.shape == (3, 5) and first.dtype == np.float32 and other.dtype == np.uint16
-    smaller = arena.take("a", (2,), np.int32)
+    smaller = scratch.take("a", (2,), np.int32)
     assert address(smaller) == address(first) != address(other)
-    assert arena.num_allocations == 2
-    larger = arena.take("a", (1000,), np.float32)
-    assert arena.num_allocations == 3 and larger.nbytes == 4000
-    assert arena.num_bytes == 4000 + 256
-    again = arena.take("a", (999,), np.float32)
-    assert address(again) == address(larger) and arena.num_allocations == 3
+    assert scratch.num_allocations == 2
+    larger = scratch.take("a", (1000,), np.float32)
+    assert scratch.num_allocations == 3 and larger.nbytes == 4000
+    assert scratch.num_bytes == 4000 + 256
+    again = scratch.take("a", (999,), np.float32)
+    assert address(again) == address(larger) and scratch.num_allocations == 3
 
 
 def test_inputs_go_up_in_one_piece(case: Case) -> None:
@@ -195,7 +195,7 @@ def test_inputs_go_up_in_one_piece(case: Case) -> None:
         rng.integers(0, 9, 5, np.int32), np.zeros((0, 4), np.int32), rng.integers(0, 9, (3, 2)),
         case.normal(70), rng.integers(0, 2**16, 1).astype(np.uint16),
     ]  # fmt: skip
-    placed = Arena(case.gpu).put_all("inputs", values)
+    placed = Scratch(case.gpu).put_all("inputs", values)
     assert [address(array) % ALIGNMENT for array in placed if array.nbytes] == [0] * 4
     for array, expected in zip(placed, values, strict=True):
         assert array.shape == expected.shape and array.dtype == expected.dtype

@@ -16,6 +16,15 @@ pytest.importorskip("setuptools")
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "constraints.txt")
 
 
+def test_clean_leaves_nothing_that_git_ignores() -> None:
+    clean = subprocess.run(
+        ["make", "--no-print-directory", "-n", "clean"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
+    assert ignored - set(clean.split()) == {"__pycache__", ".venv*"}, "all but those of any place"
+
+
 COMPILER = """
 from pathlib import Path
 

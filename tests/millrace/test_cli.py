@@ -105,9 +105,14 @@ def test_a_server_without_models_is_one_line(
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "warm"])
 def test_what_is_no_amount_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["chat", "--temperature"], ["up", "--ready-timeout"]):
+    known = (
+        ["chat", "--temperature"],
+        ["generate", "x", "--temperature"],
+        ["up", "--ready-timeout"],
+    )
+    for *words, option in known:
         with pytest.raises(SystemExit):
-            main([words[0], f"{words[1]}={value}"])
+            main([*words, f"{option}={value}"])
         assert f"{value!r} is no number of 0 or more" in capsys.readouterr().err
 
 
@@ -221,7 +226,15 @@ def test_up_refuses_an_environment_that_cannot_work(
 
 
 @pytest.mark.parametrize(
-    "option", [["--workers", "0"], ["--workers", "x"], ["--device", "tpu"], ["--port", "99999"]]
+    "option",
+    [
+        ["--workers", "0"],
+        ["--workers", "x"],
+        ["--device", "tpu"],
+        ["--port", "99999"],
+        ["--served-model-name", ""],
+        ["--served-model-name", " ,"],
+    ],  # fmt: skip
 )
 def test_up_refuses_a_wrong_value(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -235,6 +248,21 @@ def test_commands_that_need_a_stack_say_how_to_start_one(
 ) -> None:
     assert main([name, "--state", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("start it with: millrace up\n")
+
+
+@pytest.mark.parametrize("name", ["up", "down", "logs", "status", "chat"])
+def test_a_compose_file_that_is_not_there_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--file", f"{tmp_path}/no.yml"]) == 1
+    assert capsys.readouterr().err.startswith(f"millrace: --file {tmp_path}/no.yml is no file; ")
+
+
+def test_a_run_whose_file_is_gone_is_named_by_its_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["down", "--file", f"{tmp_path}/no.yml", "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "millrace: nothing is running\n"
 
 
 def test_every_option_of_up_reaches_a_variable_of_the_file() -> None:

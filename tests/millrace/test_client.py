@@ -61,7 +61,7 @@ async def remote(folder: Path) -> AsyncIterator[EngineClient]:
         text = load_text_model(folder, folder.name, metrics)
         stack.push_async_callback(text.close)
         pipeline = TextPipeline(text, metrics, on_engine_state=states.tell)
-        engine = EngineThread(load_model(folder), KV_BYTES, None, pipeline, lambda request: None)
+        engine = EngineThread(load_model(folder), KV_BYTES, None, pipeline)
         engine.start()
         stack.push_async_callback(engine.stop)
         server = rpc.new_server()

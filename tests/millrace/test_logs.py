@@ -57,4 +57,4 @@ def test_a_number_of_lines_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     logs.add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(["-n", "-3"])
-    assert "argument -n/--lines: '-3' is no number of lines" in capsys.readouterr().err
+    assert "argument -n/--lines: '-3' is not a number of 0 or more" in capsys.readouterr().err

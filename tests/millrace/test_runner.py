@@ -104,6 +104,18 @@ def test_a_stack_that_was_stopped_before_it_was_ready_is_no_success(
     assert up.wait(20) == 1
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_the_command_as_any_other(
+    make_stack: MakeStack, tmp_path: Path, signum: signal.Signals
+) -> None:
+    stack = make_stack(GATE=str(tmp_path / "gate"))
+    up = stack.up("--detach")
+    stack.until(up, "waiting")
+    up.send_signal(signum)
+    assert up.wait(20) == 128 + signum
+    assert stack.left() == []
+
+
 def test_a_runner_that_is_killed_before_it_is_ready_is_told(
     make_stack: MakeStack, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from worker.backends.cuda_weights import (
     from_storage,
     upload,
 )
-from worker.backends.gpu import Arena, Array, Gpu
+from worker.backends.gpu import Array, Gpu, Scratch
 from worker.batch import Batch, Workspace
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints
@@ -104,7 +104,7 @@ class CudaBackend:
             raise KernelError(f"head_dim is {head_dim}, the CUDA kernels have {HEAD_DIMS}")
         if num_heads // num_kv_heads > 16:
             raise KernelError(f"{num_heads} heads over {num_kv_heads} are more than 16 a key head")
-        self.arena = Arena(gpu)
+        self.scratch = Scratch(gpu)
         self._gpu = gpu
         self.dtype = dtype
         self._storage = STORAGE[dtype]
@@ -132,14 +132,14 @@ class CudaBackend:
         """Return what draws from the logits of a pass, on the device where it can."""
         from worker.backends.cuda_sampler import CudaSampler  # brings the host sampler along
 
-        sampler = CudaSampler(self._gpu, self.arena, vocab_size, self._drawn)
+        sampler = CudaSampler(self._gpu, self.scratch, vocab_size, self._drawn)
         self.graph_bytes += sampler.num_bytes
         return sampler
 
     def begin(self, batch: Batch) -> CudaStep:
         """Upload a batch, and first whatever weights are not there yet."""
         self.loading.finish()
-        return make_step(self.arena, batch, self._group)
+        return make_step(self.scratch, batch, self._group)
 
     @property
     def gpu(self) -> Gpu:
@@ -171,11 +171,11 @@ class CudaBackend:
         self.loading.finish()
         num_blocks, block_size = caches[0].keys.shape[0] - 1, caches[0].keys.shape[2]
 
-        def launch(arena: Arena, step: CudaStep) -> tuple[Array, Array, Any]:
-            whole, self.arena, self._num_finals = self.arena, arena, 0
+        def launch(scratch: Scratch, step: CudaStep) -> tuple[Array, Array, Any]:
+            whole, self.scratch, self._num_finals = self.scratch, scratch, 0
             outs = model.forward(step, caches)
             logits, states = self._logits(outs[0]), outs[1]
-            self.arena = whole
+            self.scratch = whole
             return logits, states, type(outs)
 
         graphs = DecodeGraphs(
@@ -188,7 +188,7 @@ class CudaBackend:
             is_watched = model.ops is not self  # whoever looks on wants each result as it arises
             begun = self._gpu.mark()
             outs = None if is_watched else graphs.run(batch)
-            logits, states, kind = outs or launch(self.arena, self.begin(batch))
+            logits, states, kind = outs or launch(self.scratch, self.begin(batch))
             rows = range(len(batch.logit_rows))
             bucket = len(logits) if outs else 0
             on_device = CudaLogits(self._gpu, logits, rows, self._vocab_size, begun, bucket)
@@ -199,7 +199,7 @@ class CudaBackend:
 
     def _logits(self, pending: Pending) -> Array:
         self._vocab_size = pending.linear.num_outputs
-        return self._linears.run(self.arena, pending, "logits", "f32", "plain")
+        return self._linears.run(self.scratch, pending, "logits", "f32", "plain")
 
     def _read_states(self, states: Array) -> Floats:
         return from_storage(self._gpu.read(states), self.dtype)
@@ -237,7 +237,7 @@ class CudaBackend:
     # ── operators ────────────────────────────────────────────────────────────────────────────
 
     def embedding(self, table: CudaLinear, token_ids: Array) -> Array:
-        out = self.arena.take("residual", (len(token_ids), table.num_inputs), f32)
+        out = self.scratch.take("residual", (len(token_ids), table.num_inputs), f32)
         form = "embedding" if self.dtype == "f32" else "embedding_packed"
         kind = self.dtype if table.scale is None else "int8"
         arguments = (out, table.weight, table.scale, token_ids, self._drawn, i32(table.num_inputs))
@@ -250,7 +250,9 @@ class CudaBackend:
     def add_rms_norm(self, x: Any, residual: Any, weight: Array, eps: float) -> tuple[Array, Array]:
         if isinstance(x, Taken):
             return self._norm(x.source, residual.source, x.rows, weight, eps), None
-        return self._norm(self._linears.sums(self.arena, x), residual, None, weight, eps), residual
+        return self._norm(
+            self._linears.sums(self.scratch, x), residual, None, weight, eps
+        ), residual
 
     def _norm(
         self, x: Array | None, residual: Array, rows: Array | None, weight: Array, eps: float
@@ -260,7 +262,7 @@ class CudaBackend:
         if rows is not None:  # logits are not launched yet when the states' rows are normalised
             name = f"final_{self._num_finals}"
             self._num_finals += 1
-        out = self.arena.take(name, (count, width), self._storage)
+        out = self.scratch.take(name, (count, width), self._storage)
         if count:
             arguments = (out, residual, x, weight, rows, i32(width), f32(eps))
             self._gpu.launch(f"add_rms_norm_{self.dtype}", (count,), 256, arguments)
@@ -283,9 +285,9 @@ class CudaBackend:
         rotary: CudaRotary,
     ) -> Array:
         normed = qkv if isinstance(qkv, Normed) else Normed(qkv, None, None, 0.0)
-        projected = self._linears.run(self.arena, normed.qkv, "qkv", self.dtype, "plain")
+        projected = self._linears.run(self.scratch, normed.qkv, "qkv", self.dtype, "plain")
         _, num_kv_heads, head_dim = self._sizes
-        q = self.arena.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
+        q = self.scratch.take("q", (step.num_tokens, num_heads, head_dim), self._storage)
         heads = np.array((num_heads, num_kv_heads, step.page_shift, normed.eps), HEADS)
         arguments = (q, cache.keys, cache.values, projected, self._turns(step, rotary), step.cells,
                      normed.q_weight, normed.k_weight, heads)  # fmt: skip
@@ -297,7 +299,7 @@ class CudaBackend:
         turns = step.rotations.get(rotary.number)
         if turns is None:
             half = self._sizes[2] // 2
-            turns = self.arena.take(f"turns_{rotary.number}", (step.num_tokens, half, 2), f32)
+            turns = self.scratch.take(f"turns_{rotary.number}", (step.num_tokens, half, 2), f32)
             step.rotations[rotary.number] = turns
             arguments = (turns, step.positions, rotary.frequencies, f32(rotary.factor),
                          i32(step.num_tokens), i32(half))  # fmt: skip
@@ -307,13 +309,13 @@ class CudaBackend:
     def paged_attention(
         self, q: Array, step: CudaStep, cache: LayerPages, window: int = 0
     ) -> Array:
-        return self._attention.run(self.arena, q, step, cache, window)
+        return self._attention.run(self.scratch, q, step, cache, window)
 
     def silu_mul(self, gate_up: Pending) -> Array:
-        return self._linears.silu_mul(self.arena, gate_up)
+        return self._linears.silu_mul(self.scratch, gate_up)
 
     def take_rows(self, x: Any, rows: Array) -> Taken:
-        return Taken(self._linears.sums(self.arena, x), rows)
+        return Taken(self._linears.sums(self.scratch, x), rows)
 
     def tap(self, name: str, layer: int, tensor: Any) -> None:
         pass
@@ -332,7 +334,7 @@ class CudaBackend:
         if not isinstance(tensor, Pending):
             values = self._gpu.read(tensor)
             return from_storage(values, self.dtype if values.dtype == np.uint16 else "f32")
-        return self._linears.watched(self.arena, tensor)
+        return self._linears.watched(self.scratch, tensor)
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes

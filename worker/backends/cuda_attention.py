@@ -12,7 +12,7 @@ import numpy as np
 from worker.backends.cuda_cache import LayerPages
 from worker.backends.cuda_step import CudaStep
 from worker.backends.cuda_weights import STORAGE
-from worker.backends.gpu import Arena, Array, Gpu
+from worker.backends.gpu import Array, Gpu, Scratch
 from worker.kernels.structs import (
     SHAPE,
     WARPS,
@@ -23,7 +23,7 @@ from worker.kernels.structs import (
 
 
 class CudaAttention:
-    """Attention of one model's sizes, into a buffer of the arena that it is given."""
+    """Attention of one model's sizes, into a buffer of the scratch that it is given."""
 
     def __init__(self, gpu: Gpu, dtype: str, sizes: tuple[int, int, int]) -> None:
         """dtype: f32, bf16 or f16; sizes: heads, key heads, head_dim."""
@@ -31,13 +31,15 @@ class CudaAttention:
         self._dtype = dtype
         self._sizes = sizes
 
-    def run(self, arena: Arena, q: Array, step: CudaStep, cache: LayerPages, window: int) -> Array:
+    def run(
+        self, scratch: Scratch, q: Array, step: CudaStep, cache: LayerPages, window: int
+    ) -> Array:
         """q [tokens, heads, head_dim] → [tokens, heads * head_dim], of the dtype."""
         num_heads, num_kv_heads, head_dim = self._sizes
         scale = head_dim**-0.5 * np.log2(np.e)
         sizes = (num_heads, num_kv_heads, step.page_shift, step.max_pages, window, scale)
         shape = np.array(sizes, SHAPE)
-        out = arena.take("mixed", (step.num_tokens, num_heads * head_dim), STORAGE[self._dtype])
+        out = scratch.take("mixed", (step.num_tokens, num_heads * head_dim), STORAGE[self._dtype])
         if self._dtype == "f32":
             tokens = (step.tables, step.owners, step.positions)
             grid = (step.num_tokens, num_heads)
@@ -46,7 +48,7 @@ class CudaAttention:
             self._gpu.launch(name, grid, 32, (out, q, *pages, *tokens, shape))
             return out
         if step.decode.num_tiles:
-            self._run_by_parts(arena, out, q, step, cache, shape)
+            self._run_by_parts(scratch, out, q, step, cache, shape)
         if step.prefill.num_tiles:
             arguments = (out, q, cache.keys, cache.values, step.tables, step.prefill.tiles, shape)
             grid = (step.prefill.num_tiles // WARPS, num_kv_heads)
@@ -57,7 +59,7 @@ class CudaAttention:
 
     def _run_by_parts(
         self,
-        arena: Arena,
+        scratch: Scratch,
         out: Array,
         q: Array,
         step: CudaStep,
@@ -67,7 +69,7 @@ class CudaAttention:
         _, num_kv_heads, head_dim = self._sizes
         tiles = step.decode
         size = tiles.num_parts * part_floats(num_kv_heads, head_dim)
-        parts = arena.take("parts", (size,), np.float32)
+        parts = scratch.take("parts", (size,), np.float32)
         name = f"{self._dtype}_{head_dim}"
         rest = (tiles.tiles, tiles.offsets, shape)
         arguments = (parts, q, cache.keys, cache.values, step.tables, *rest)

@@ -1,8 +1,8 @@
 """Decoding as one graph launch: every sequence brings one token, padded to one of a few sizes.
 
-A graph remembers addresses and sizes. So its inputs and buffers lie in an arena of their own, which
-never grows after the largest step was tried; a padded row has no tile, reads token 0, and writes
-its key to a spare block. Anything else runs launch by launch, with the same bits.
+A graph remembers addresses and sizes. So its inputs and buffers lie in a scratch of their own,
+which never grows after the largest step was tried; a padded row has no tile, reads token 0, and
+writes its key to a spare block. Anything else runs launch by launch, with the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.backends.cuda_step import (
     step_inputs,
     upload_step,
 )
-from worker.backends.gpu import Arena, Gpu, captured
+from worker.backends.gpu import Gpu, Scratch, captured
 from worker.batch import Batch
 from worker.kernels.checks import Ints
 from worker.kernels.structs import SPLIT
@@ -28,8 +28,8 @@ from worker.kernels.structs import SPLIT
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a graph."""
 
-Forward = Callable[[Arena, CudaStep], Any]
-"""Launches a pass over a step, with buffers of an arena; what it returns stays on the device."""
+Forward = Callable[[Scratch, CudaStep], Any]
+"""Launches a pass over a step, with buffers of a scratch; what it returns stays on the device."""
 
 
 def parts_per_block(block_size: int) -> float:
@@ -52,17 +52,17 @@ class DecodeGraphs:
         most_rows = min(num_blocks, BUCKETS[-1])  # each has a block of its own
         self._largest = next(size for size in BUCKETS if size >= most_rows)
         self._max_parts = num_blocks * block_size // SPLIT + self._largest
-        self._arena = Arena(gpu)
+        self._scratch = Scratch(gpu)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Any]] = {}
 
     @property
     def num_bytes(self) -> int:
-        return self._arena.num_bytes
+        return self._scratch.num_bytes
 
     def reserve(self) -> None:
         """Try the largest step once, so that no buffer moves afterwards."""
         step = self._inputs(None, self._largest, MAX_AT_ONCE)
-        self._forward(self._arena, upload_step(self._arena, *step))
+        self._forward(self._scratch, upload_step(self._scratch, *step))
 
     def run(self, batch: Batch) -> Any | None:
         """Return what the pass has returned, for the rows of a bucket; None when no graph fits."""
@@ -77,9 +77,9 @@ class DecodeGraphs:
         step = self._inputs(batch, bucket, at_once)
         key = (bucket, at_once)
         if key in self._graphs:
-            self._arena.write_all(INPUTS, step_inputs(*step))
+            self._scratch.write_all(INPUTS, step_inputs(*step))
         else:
-            self._graphs[key] = self._capture(upload_step(self._arena, *step))
+            self._graphs[key] = self._capture(upload_step(self._scratch, *step))
         replay, outs = self._graphs[key]
         replay()
         return outs
@@ -96,7 +96,7 @@ class DecodeGraphs:
     def _capture(self, step: CudaStep) -> tuple[Callable[[], None], Any]:
         taken: list[Any] = []
         replay = captured(
-            self._gpu, self._arena, lambda: taken.append(self._forward(self._arena, step))
+            self._gpu, self._scratch, lambda: taken.append(self._forward(self._scratch, step))
         )
         return replay, taken[0]
 

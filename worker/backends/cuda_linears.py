@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worker.backends.cuda_weights import STORAGE, TILE, CudaLinear
-from worker.backends.gpu import Arena, Array, Gpu
+from worker.backends.gpu import Array, Gpu, Scratch
 from worker.kernels.checks import Floats
 from worker.kernels.structs import linear_prefill_shared_bytes
 
@@ -27,7 +27,7 @@ class Pending(NamedTuple):
 
 
 class CudaLinears:
-    """Launches what is pending, into a buffer of the arena that it is given."""
+    """Launches what is pending, into a buffer of the scratch that it is given."""
 
     def __init__(self, gpu: Gpu, dtype: str) -> None:
         """dtype: of the activations."""
@@ -35,12 +35,12 @@ class CudaLinears:
         self._dtype = dtype
 
     def run(
-        self, arena: Arena, pending: Pending, name: str, out_dtype: str, epilogue: str
+        self, scratch: Scratch, pending: Pending, name: str, out_dtype: str, epilogue: str
     ) -> Array:
         """Return [tokens, outputs, padded to 16] of out_dtype; epilogue: plain or gated."""
         x, linear = pending
         count, width = len(x), linear.num_padded // (2 if epilogue == "gated" else 1)
-        out = arena.take(name, (count, width), STORAGE[out_dtype])
+        out = scratch.take(name, (count, width), STORAGE[out_dtype])
         if not count:
             return out
         sizes = (i32(count), i32(linear.num_inputs), i32(linear.num_padded))
@@ -64,25 +64,25 @@ class CudaLinears:
         self._gpu.launch(f"{stem}_decode_{form}_{tiles}", grid, 256, arguments)
         return out
 
-    def sums(self, arena: Arena, x: Any) -> Array:
+    def sums(self, scratch: Scratch, x: Any) -> Array:
         """Return float32 sums of a linear, for a norm; anything else as it is."""
-        return self.run(arena, x, "sums", "f32", "plain") if isinstance(x, Pending) else x
+        return self.run(scratch, x, "sums", "f32", "plain") if isinstance(x, Pending) else x
 
-    def silu_mul(self, arena: Arena, gate_up: Pending) -> Array:
+    def silu_mul(self, scratch: Scratch, gate_up: Pending) -> Array:
         """Return silu(gate) * up: by the linear's own epilogue, or by a kernel after it."""
         if gate_up.linear.is_gated:
-            return self.run(arena, gate_up, "inner", self._dtype, "gated")
-        both = self.run(arena, gate_up, "gate_up", self._dtype, "plain")
+            return self.run(scratch, gate_up, "inner", self._dtype, "gated")
+        both = self.run(scratch, gate_up, "gate_up", self._dtype, "plain")
         count, width = len(both), gate_up.linear.num_outputs // 2
-        out = arena.take("inner", (count, width), STORAGE[self._dtype])
+        out = scratch.take("inner", (count, width), STORAGE[self._dtype])
         grid = (-(-width // 256), count)
         self._gpu.launch(f"silu_mul_{self._dtype}", grid, 256, (out, both, i32(width)))
         return out
 
-    def watched(self, arena: Arena, pending: Pending) -> Floats:
+    def watched(self, scratch: Scratch, pending: Pending) -> Floats:
         """Launch, wait, and return float32 [tokens, outputs] in the model's order."""
         linear = pending.linear
-        sums: Floats = self._gpu.read(self.run(arena, pending, "watched", "f32", "plain"))
+        sums: Floats = self._gpu.read(self.run(scratch, pending, "watched", "f32", "plain"))
         if linear.is_gated:
             sums = sums.reshape(len(sums), -1, 2, TILE).swapaxes(1, 2).reshape(len(sums), -1)
         return np.ascontiguousarray(sums[:, : linear.num_outputs])

@@ -125,20 +125,6 @@ class Loading:
         self._strips.clear()
 
 
-def pack_linear(
-    gpu: Gpu,
-    dtype: str,
-    weights: Sequence[Stored],
-    biases: Sequence[Stored] = (),
-    is_int8: bool = False,
-) -> CudaLinear:
-    """Put one linear on the device, as `Loading.linear` says, and wait for it."""
-    loading = Loading(gpu)
-    linear = loading.linear(dtype, weights, biases, is_int8)
-    loading.finish()
-    return linear
-
-
 def as_floats(stored: Stored) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return float32 of what a file holds."""
     if stored.dtype == np.uint16:

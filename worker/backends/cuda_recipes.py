@@ -24,7 +24,7 @@ ORDER = ("min_tokens", "logit_bias", "penalties", "temperature", "min_p", "top_k
 Structs = np.ndarray[Any, np.dtype[np.void]]
 
 
-class Recipe(NamedTuple):
+class CudaRecipe(NamedTuple):
     """How one sequence's tokens are drawn on the GPU: what does not change from step to step."""
 
     inverse_temperature: float
@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
     """Whether it must know which tokens were drawn before, not only how many."""
 
 
-def recipe_of(draw: Draw) -> Recipe | None:
+def recipe_of(draw: Draw) -> CudaRecipe | None:
     """Return what the GPU is told, or None when the chain is not in the default order of these."""
     if draw.is_traced or draw.is_bound:
         return None
@@ -60,11 +60,11 @@ def recipe_of(draw: Draw) -> Recipe | None:
             top_p = stage.p
     inverse = 0.0 if draw.is_greedy else 1 / temperature
     reads_tokens = any(isinstance(stage, Penalties) for stage in edits)
-    return Recipe(inverse, min_p_log, top_p, top_k, tuple(edits), reads_tokens)
+    return CudaRecipe(inverse, min_p_log, top_p, top_k, tuple(edits), reads_tokens)
 
 
 def draws_of(
-    rows: Sequence[Row], recipes: Sequence[Recipe], logit_rows: Sequence[int], first_place: int
+    rows: Sequence[Row], recipes: Sequence[CudaRecipe], logit_rows: Sequence[int], first_place: int
 ) -> Structs:
     """Return DRAW [rows]: row i draws from logits row `logit_rows[i]`, to place first_place + i."""
     return np.array(
@@ -79,7 +79,7 @@ def draws_of(
 
 
 def edits_of(
-    rows: Sequence[Row], recipes: Sequence[Recipe], logit_rows: Sequence[int]
+    rows: Sequence[Row], recipes: Sequence[CudaRecipe], logit_rows: Sequence[int]
 ) -> Structs | None:
     """Return EDIT [any] for every token that the chains touch; None when they touch none."""
     edits = [
@@ -91,7 +91,7 @@ def edits_of(
     return np.array(edits, EDIT) if edits else None
 
 
-def _edits(history: History, recipe: Recipe) -> list[tuple[int, float, float, float]]:
+def _edits(history: History, recipe: CudaRecipe) -> list[tuple[int, float, float, float]]:
     """Return (token, repetition, subtract, bias) of every token that the chain touches."""
     bias: dict[int, float] = {}
     repetition: dict[int, float] = {}

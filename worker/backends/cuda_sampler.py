@@ -16,8 +16,8 @@ import numpy as np
 from protos import worker as wire
 from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
-from worker.backends.cuda_recipes import Recipe, Structs, draws_of, edits_of, recipe_of
-from worker.backends.gpu import Arena, Array, Gpu, Mark, Reading, captured
+from worker.backends.cuda_recipes import CudaRecipe, Structs, draws_of, edits_of, recipe_of
+from worker.backends.gpu import Array, Gpu, Mark, Reading, Scratch, captured
 from worker.errors import NothingLeft
 from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
@@ -35,7 +35,7 @@ NOT_FINITE = -1
 i32 = np.int32
 
 
-class Work(NamedTuple):
+class LaunchInputs(NamedTuple):
     """What a launch is told, as structs of sampling.cu."""
 
     draws: Structs
@@ -47,12 +47,12 @@ class Work(NamedTuple):
         """Return draws, edits and told, which lie in one buffer of the device."""
         return [NONE if some is None else some for some in self[:3]]
 
-    def padded(self, bucket: int) -> Work | None:
+    def padded(self, bucket: int) -> LaunchInputs | None:
         """Return as much as a graph of `bucket` rows takes; None when it takes less."""
         count = next((n for n in ALTERNATIVES if n >= self.num_alternatives), None)
         if count is None or (self.edits is not None and len(self.edits) > MOST_EDITS):
             return None
-        return Work(
+        return LaunchInputs(
             _padded(self.draws, bucket, "place"),
             None if self.edits is None else _padded(self.edits, MOST_EDITS, "row"),
             None if self.told is None else _padded(self.told, bucket, "row"),
@@ -61,18 +61,18 @@ class Work(NamedTuple):
 
 
 class CudaSampler:
-    """Draws of one runner; its buffers are the arena's, or of its own for graphs."""
+    """Draws of one runner; its buffers lie in `scratch`, or in one of its own for graphs."""
 
-    def __init__(self, gpu: Gpu, arena: Arena, vocab_size: int, drawn: Array) -> None:
+    def __init__(self, gpu: Gpu, scratch: Scratch, vocab_size: int, drawn: Array) -> None:
         """drawn: int32 [any], where drawn tokens go in turn; room for two steps' draws."""
         self._gpu = gpu
-        self._arena = arena
+        self._scratch = scratch
         self._vocab_size = vocab_size
         self._drawn = drawn
         self._next_place = 0
         self._host = Sampler(vocab_size)
-        self._recipes: WeakKeyDictionary[Draw, Recipe | None] = WeakKeyDictionary()
-        self._static = Arena(gpu)
+        self._recipes: WeakKeyDictionary[Draw, CudaRecipe | None] = WeakKeyDictionary()
+        self._static = Scratch(gpu)
         self._graphs: dict[tuple[int, bool, int], tuple[Callable[[], None], Array | None]] = {}
         self._reserve()
 
@@ -83,7 +83,7 @@ class CudaSampler:
 
     def _reserve(self) -> None:
         """Take the buffers of the largest graph, so that none moves afterwards."""
-        largest = Work(
+        largest = LaunchInputs(
             np.zeros(BUCKETS[-1], DRAW),
             np.zeros(MOST_EDITS, EDIT),
             np.zeros(BUCKETS[-1], TOLD),
@@ -100,7 +100,7 @@ class CudaSampler:
                 return False
         return 4 * len(rows) <= len(self._drawn)
 
-    def _recipe(self, row: Row) -> Recipe | None:
+    def _recipe(self, row: Row) -> CudaRecipe | None:
         try:
             return self._recipes[row.draw]
         except KeyError:
@@ -131,7 +131,7 @@ class CudaSampler:
         return self._host.logprobs(logits, token_id, count)
 
     def _begin(
-        self, logits: CudaLogits, rows: Sequence[Row], recipes: Sequence[Recipe]
+        self, logits: CudaLogits, rows: Sequence[Row], recipes: Sequence[CudaRecipe]
     ) -> Launched:
         middle = self._gpu.mark()
         first = self._take_places(len(rows))
@@ -140,13 +140,13 @@ class CudaSampler:
             [(at, first + i) for i, at in enumerate(logits.places) if asked[i] is not None], TOLD
         )
         most = max((count for count in asked if count is not None), default=0)
-        work = Work(
+        inputs = LaunchInputs(
             draws_of(rows, recipes, logits.places, first),
             edits_of(rows, recipes, logits.places),
             told if len(told) else None,
             most,
         )
-        told_at = self._run(logits, work) if rows else None
+        told_at = self._run(logits, inputs) if rows else None
         tokens = self._gpu.read_later(self._drawn[first : first + len(rows)])
         logprobs = None if told_at is None else self._gpu.read_later(told_at)
         done = (logprobs or tokens).done
@@ -166,13 +166,13 @@ class CudaSampler:
         self._next_place += count
         return first
 
-    def _run(self, logits: CudaLogits, work: Work) -> Array | None:
-        """Launch what `work` says; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
-        padded = work.padded(logits.bucket) if logits.bucket else None
+    def _run(self, logits: CudaLogits, inputs: LaunchInputs) -> Array | None:
+        """Launch it all; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
+        padded = inputs.padded(logits.bucket) if logits.bucket else None
         if padded is None:
-            places = self._arena.put_all(STRUCTS, work.structs())
-            return self._launch(self._arena, logits.values, work, places)
-        key = (logits.bucket, work.edits is not None, -1 if work.told is None else padded[3])
+            places = self._scratch.put_all(STRUCTS, inputs.structs())
+            return self._launch(self._scratch, logits.values, inputs, places)
+        key = (logits.bucket, inputs.edits is not None, -1 if inputs.told is None else padded[3])
         if key in self._graphs:
             self._static.write_all(STRUCTS, padded.structs())
         else:
@@ -181,35 +181,39 @@ class CudaSampler:
         replay()
         return told_at
 
-    def _capture(self, values: Array, work: Work) -> tuple[Callable[[], None], Array | None]:
-        places = self._static.put_all(STRUCTS, work.structs())
+    def _capture(
+        self, values: Array, inputs: LaunchInputs
+    ) -> tuple[Callable[[], None], Array | None]:
+        places = self._static.put_all(STRUCTS, inputs.structs())
         told: list[Array | None] = []
         replay = captured(
             self._gpu,
             self._static,
-            lambda: told.append(self._launch(self._static, values, work, places)),
+            lambda: told.append(self._launch(self._static, values, inputs, places)),
         )
         return replay, told[0]
 
-    def _launch(self, arena: Arena, values: Array, work: Work, places: list[Array]) -> Array | None:
+    def _launch(
+        self, scratch: Scratch, values: Array, inputs: LaunchInputs, places: list[Array]
+    ) -> Array | None:
         """values: float32 [any, stride], as they were when this is done."""
         draws, edits, told = places
         stride, size = i32(values.shape[1]), i32(self._vocab_size)
-        saved, told_at = _outputs(arena, work)
-        count = 0 if work.edits is None else len(work.edits)
+        saved, told_at = _outputs(scratch, inputs)
+        count = 0 if inputs.edits is None else len(inputs.edits)
         touched = (values, edits, saved, i32(count), stride)
         if count:
             self._gpu.launch("edit_logits", (-(-count // 128),), 128, touched)
         drawing = (self._drawn, values, draws, size, stride)
-        self._gpu.launch("sample", (len(work.draws),), 1024, drawing)
+        self._gpu.launch("sample", (len(inputs.draws),), 1024, drawing)
         if count:
             self._gpu.launch("restore_logits", (-(-count // 128),), 128, touched)
-        if told_at is None or work.told is None:
+        if told_at is None or inputs.told is None:
             return None
         outs = (told_at[0], told_at[1].view(np.float32))
-        sizes = (i32(work.num_alternatives), size, stride)
+        sizes = (i32(inputs.num_alternatives), size, stride)
         arguments = (*outs, values, told, self._drawn, *sizes)
-        self._gpu.launch("log_softmax", (len(work.told),), 1024, arguments)
+        self._gpu.launch("log_softmax", (len(inputs.told),), 1024, arguments)
         return told_at
 
     def _finish(
@@ -243,13 +247,13 @@ def _padded(structs: Structs, length: int, field: str) -> Structs:
     return more
 
 
-def _outputs(arena: Arena, work: Work) -> tuple[Array | None, Array | None]:
+def _outputs(scratch: Scratch, inputs: LaunchInputs) -> tuple[Array | None, Array | None]:
     """Return room for the logits under edits, and for ids and logprobs."""
     saved = told = None
-    if work.edits is not None:
-        saved = arena.take("saved", (len(work.edits),), np.float32)
-    if work.told is not None:
-        told = arena.take("told", (2, len(work.told), 1 + work.num_alternatives), np.int32)
+    if inputs.edits is not None:
+        saved = scratch.take("saved", (len(inputs.edits),), np.float32)
+    if inputs.told is not None:
+        told = scratch.take("told", (2, len(inputs.told), 1 + inputs.num_alternatives), np.int32)
     return saved, told
 
 

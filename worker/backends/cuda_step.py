@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from worker.backends.gpu import Arena, Array
+from worker.backends.gpu import Array, Scratch
 from worker.batch import SHORT_RUN, Batch
 from worker.kernels.checks import Ints
 from worker.kernels.structs import SPLIT, TILE_ROWS, WARPS
@@ -59,14 +59,14 @@ class HostTiles(NamedTuple):
     most_parts: int
 
 
-def make_step(arena: Arena, batch: Batch, group: int) -> CudaStep:
+def make_step(scratch: Scratch, batch: Batch, group: int) -> CudaStep:
     """Upload `batch` in one copy; `group` query heads share a key head."""
     counts = np.diff(batch.query_starts)
     few = counts <= SHORT_RUN
     decode = cut(batch, np.flatnonzero(few), group, 1)
     prefill = cut(batch, np.flatnonzero(~few), group, WARPS)
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    return upload_step(arena, batch, owners, decode, prefill)
+    return upload_step(scratch, batch, owners, decode, prefill)
 
 
 def step_inputs(batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles) -> list[Ints]:
@@ -87,11 +87,11 @@ def step_inputs(batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTile
 
 
 def upload_step(
-    arena: Arena, batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles
+    scratch: Scratch, batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles
 ) -> CudaStep:
     """Put all inputs of a step into one buffer of the device."""
     arrays = step_inputs(batch, owners, decode, prefill)
-    token_ids, positions, cells, owned, tables, logit_rows, state_rows, *tiles = arena.put_all(
+    token_ids, positions, cells, owned, tables, logit_rows, state_rows, *tiles = scratch.put_all(
         INPUTS, arrays
     )
     return CudaStep(

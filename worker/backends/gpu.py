@@ -117,15 +117,15 @@ class Gpu(Protocol):
         ...
 
 
-def captured(gpu: Gpu, arena: Arena, launches: Callable[[], None]) -> Callable[[], None]:
-    """Return what repeats `launches`, whose buffers are all in `arena` already."""
-    before = arena.num_allocations
+def captured(gpu: Gpu, scratch: Scratch, launches: Callable[[], None]) -> Callable[[], None]:
+    """Return what repeats `launches`, whose buffers are all in `scratch` already."""
+    before = scratch.num_allocations
     replay = gpu.capture(launches)
-    assert arena.num_allocations == before, "a captured step has moved a buffer"
+    assert scratch.num_allocations == before, "a captured step has moved a buffer"
     return replay
 
 
-class Arena:
+class Scratch:
     """Named buffers, each as large as it ever was asked for, so that steps allocate nothing.
 
     A name stands for one place: what is taken under it overwrites what was there.

@@ -135,7 +135,8 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
         for left in folder.glob(f"{PARTIAL}*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         _remove_useless(folder, name)
-        log.info("compiling the CPU kernels, once: about half a minute")
+        # No info, which scripts and `millrace generate` do not show to who waits.
+        log.warning("compiling the CPU kernels, which takes about half a minute")
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
             built = Path(scratch) / "library.so"
             _compile(compiler, flags, built)

@@ -50,6 +50,17 @@ def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> No
     assert {p.name for p in path.parent.iterdir()} == {path.name, ".lock"}
 
 
+def test_who_waits_for_compilers_is_told_once(
+    fake: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a warning: scripts and `millrace generate` show no others."""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            compile_library(tmp_path / "cache", fake[0])
+    [told] = caplog.records
+    assert told.getMessage().startswith("compiling the CPU kernels, ")
+
+
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `path` another user's, who may be none that the tests can give it to."""
     if os.geteuid() == 0:

@@ -27,7 +27,7 @@ _ON_ITS_WAY = (Status.RUNNING, Status.PREEMPTED)
 """Whose results are still awaited: a preempted row keeps what a plan in flight brings."""
 
 
-class Outcome:
+class Entering:
     """Enters results into the rows of one roster, in the order of the plans."""
 
     def __init__(self, roster: Roster) -> None:
