@@ -65,6 +65,11 @@ MAX_NOTE_CHARS = 64
 """Of `prompt_cache_key` and `safety_identifier`, as OpenAI has it."""
 MAX_PROMPT_CHOICES = 256
 """Prompts of a request times its n."""
+MAX_REPEATED_BYTES = 2**25
+"""Of a request's fields, as each of its prompts is sent with them: enough for the longest grammar
+of ASCII 256 times, or for the longest list of allowed ids 100 times."""
+MAX_ECHO_CHARS = 2**24
+"""In one reply: each choice repeats its prompt."""
 MAX_PROMPT_LOGPROBS = 2**19
 """In one reply. Choices repeat their prompt's, so that a small request can ask for any number."""
 MAX_EMBEDDING_INPUTS = 2048
