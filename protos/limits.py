@@ -171,6 +171,15 @@ class Age:
         return self._waited_s + (0.0 if self._since is None else now - self._since)
 
 
+def fair_part(most: int, tenant: str, there: Collection[str]) -> int:
+    """Return how many of `most` places are `tenant`'s when others have taken them all.
+
+    All who are `there` have equal parts. So one alone may have all places, and nobody can shut
+    others out.
+    """
+    return most // len({*there, tenant})
+
+
 def given_up(attempt: int) -> str:
     """Say why what was lost so often has ended; beside ATTEMPTS_EXHAUSTED."""
     return f"lost {attempt} times under way; it is not tried again"
