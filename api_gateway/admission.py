@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.errors import Overloaded, Unavailable
+from protos.limits import fair_part
 
 MAX_RETRY_AFTER_S = 60.0
 
@@ -39,7 +40,7 @@ class Admission:
         if self.is_draining:
             raise Unavailable("the gateway is shutting down", code="draining", retry_after_s=1)
         mine = self._held[tenant]
-        if self.num_active >= self._max and mine >= self._max // len({*self._held, tenant}):
+        if self.num_active >= self._max and mine >= fair_part(self._max, tenant, self._held):
             raise Overloaded(
                 f"{self.num_active} requests are under way of {self._max} allowed at once, "
                 f"{mine} of them yours",

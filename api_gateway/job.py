@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from api_gateway.sessions import Choice, Mailbox
+from protos.limits import Age
 from protos.tokenizer_pb2 import Resumed, TextRequest
 
 if TYPE_CHECKING:
@@ -76,10 +78,11 @@ class Job:
             self._num_ended += 1
         first = self._num_begun
         self._num_begun = min(len(groups), self._num_ended + PROMPTS_AT_ONCE)
-        return [
-            (self._copy(self.groups[prompt][0]), self.groups[prompt])
-            for prompt in range(first, self._num_begun)
-        ]
+        begun = groups[first : self._num_begun]
+        if first:  # these have waited for their own: nobody else went before them
+            for choice in chain(*begun):
+                choice.age = Age(time.monotonic())
+        return [(self._copy(group[0]), group) for group in begun]
 
     def replay_of(self, choice: Choice) -> TextRequest:
         """Return what brings one choice to where it was and on from there."""

@@ -16,12 +16,8 @@ SAME_NAME = (
 
 
 def sampling(body: Fields) -> SamplingParams:
-    """Return the parameters that were given; the text tier fills in the model's defaults.
-
-    Each prompt without a seed draws one of its own.
-    """
-    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-    params = SamplingParams(seed=seed)
+    """Return the parameters that were given; the text tier fills in the model's defaults."""
+    params = SamplingParams(seed=seed_of(body))
     for name in SAME_NAME:
         if (value := getattr(body, name)) is not None:
             setattr(params, name, value)
@@ -39,6 +35,11 @@ def sampling(body: Fields) -> SamplingParams:
         )
     params.MergeFrom(SamplingParams(xtc=xtc_of(body), dry=dry_of(body)))
     return params
+
+
+def seed_of(body: Fields) -> int:
+    """Return the seed; each prompt without one draws one of its own."""
+    return secrets.randbits(64) if body.seed is None else body.seed % 2**64
 
 
 def xtc_of(fields: Fields) -> Xtc | None:

@@ -12,7 +12,8 @@ from api_gateway.job import Job
 from api_gateway.logprobs import echo_logprobs, prompt_logprobs
 from api_gateway.translate import Order
 from protos.columns import unpack
-from protos.limits import MAX_PROMPT_LOGPROBS
+from protos.limits import MAX_ECHO_CHARS, MAX_PROMPT_LOGPROBS
+from protos.tokenizer_pb2 import TextRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,21 @@ def told(order: Order, job: Job, prompt: int, bulks: Sequence[Bulks]) -> Told:
 def prompt_ids(job: Job, prompt: int) -> list[int]:
     """Return the ids of a prompt, which come with one of its choices."""
     return unpack(next((c.prompt_ids for c in job.groups[prompt] if c.prompt_ids), b"")).tolist()
+
+
+def check_echo(requests: Sequence[TextRequest], texts: Sequence[str]) -> None:
+    """Raise InvalidRequest when a reply would repeat more of its prompts than it may.
+
+    `texts` are those of the first prompts.
+    """
+    pairs = zip(requests, texts, strict=False)
+    count = sum(request.limits.n * len(text) for request, text in pairs)
+    if count > MAX_ECHO_CHARS:
+        raise refuse(
+            f"echo: {count} characters of prompts, of each as often as it has choices; "
+            f"{MAX_ECHO_CHARS} are allowed in a reply",
+            "echo",
+        )
 
 
 def check_told(order: Order, job: Job) -> None:

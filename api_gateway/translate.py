@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from api_gateway.sampling import dry_breakers, sampling
+from api_gateway.checks import refuse
+from api_gateway.sampling import dry_breakers, sampling, seed_of
 from api_gateway.schema import (
     ChatPrompt,
     ChatRequest,
@@ -23,6 +24,7 @@ from api_gateway.tools import ToolPlan, plan_tools
 from protos.columns import pack
 from protos.common_pb2 import EMBED, LAST, MEAN, SCORE, Limits, ModelInfo, SamplingParams
 from protos.json_fields import dumps
+from protos.limits import MAX_REPEATED_BYTES
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 
 
@@ -148,19 +150,32 @@ def chat_input(
 
 def order_completion(body: CompletionRequest, caller: Caller) -> Order:
     """Return the order of a completion request that was checked, one `TextRequest` a prompt."""
-    grammar, requests = grammar_of(body, None), []
+    alike = text_request(body, caller, body.logprobs)
+    if (grammar := grammar_of(body, None)) is not None:
+        alike.text.grammar.CopyFrom(grammar)
+    if body.echo and body.logprobs is not None:
+        alike.limits.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+    if body.draws_nothing:
+        alike.limits.kind = SCORE
+    alike.text.no_special_tokens = body.add_special_tokens is False
+    check_repeated(alike.ByteSize() * len(body.prompt))
+    requests = []
     for prompt in body.prompt:
-        request = text_request(body, caller, body.logprobs)
-        if grammar is not None:
-            request.text.grammar.CopyFrom(grammar)
-        if body.echo and body.logprobs is not None:
-            request.limits.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
-        if body.draws_nothing:
-            request.limits.kind = SCORE
-        request.text.no_special_tokens = body.add_special_tokens is False
+        requests.append(request := TextRequest())
+        request.CopyFrom(alike)
+        request.sampling.seed = seed_of(body)
         fill_prompt(request, prompt)
-        requests.append(request)
     return order(body, Kind.TEXT, requests, body.logprobs, None)
+
+
+def check_repeated(num_bytes: int) -> None:
+    """Raise InvalidRequest when the fields beside the prompts, once for each, are too much."""
+    if num_bytes > MAX_REPEATED_BYTES:
+        raise refuse(
+            f"prompt: what its entries are sent with (a grammar, lists of ids or words) has "
+            f"{num_bytes} bytes, once for each; {MAX_REPEATED_BYTES} are allowed",
+            "prompt",
+        )
 
 
 def order_embedding(body: EmbeddingRequest, caller: Caller) -> Order:

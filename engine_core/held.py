@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_core.scheduling.bounds import fair_part
 from engine_core.scheduling.request import FinishReason, Problem
 from engine_core.scheduling.rows import slots_of
+from protos.limits import fair_part
 from protos.worker import Add
 
 

@@ -187,12 +187,15 @@ class Registry:
             self._lone |= {peer: hello for peer, hello in hellos.items() if peer not in taken}
             self._form()
 
-    def _lease(self, replica: Replica, hellos: dict[bytes, Hello], port: int) -> None:
+    def _lease(
+        self, replica: Replica, hellos: dict[bytes, Hello], there: SchedulerListening
+    ) -> None:
         """Give every member its rank; whoever had none when one turns out gone stays lone."""
         self._unleased.pop(replica.number, None)
+        size = self._config.world_size
         for rank, peer in enumerate(replica.members):
             try:
-                self._door.send(peer, Lease(replica.number, rank, self._config.world_size, port))
+                self._door.send(peer, Lease(replica.number, rank, size, there.port, there.key))
             except Gone:
                 self._lone |= {p: hellos[p] for p in replica.members[rank + 1 :]}
                 self._lose(replica, f"its worker of rank {rank} left before it had a lease")
@@ -221,7 +224,7 @@ class Registry:
                 folder.cleanup()
             scheduler[:] = [peer]
             if isinstance(message, SchedulerListening):
-                self._lease(replica, hellos, message.port)
+                self._lease(replica, hellos, message)
             else:
                 self._report(replica, message)
 

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -66,16 +67,18 @@ def main(told: bytes) -> int:
     front = ZmqFrontLink(context, config.front_address)
     address = f"tcp://{joined(config.worker_host, 0)}"
     router: Router[FromWorker] = Router(context, address, FromWorker)
+    key = secrets.token_hex(16)
     workers = ZmqWorkerLink(
         router,
         config.world_size,
         time.monotonic,
+        key,
         join_timeout_s=config.join_timeout_s,
         step_timeout_s=config.step_timeout_s,
         worker_timeout_s=config.worker_timeout_s,
     )
     try:
-        front.send(SchedulerListening(router.port))
+        front.send(SchedulerListening(router.port, key))
         serve(config, front, workers)
         return 0
     except WorkerLost as error:

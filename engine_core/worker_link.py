@@ -1,8 +1,8 @@
 """The scheduler's end of the channel to its workers: they join, compute steps, and may be lost.
 
 A tensor-parallel group is one failure unit: a rank that faults, falls silent, answers late or
-disconnects loses the whole replica. Who names no rank of its own is ignored, and once every rank is
-taken everybody else is refused unread; until then nothing proves who is who.
+disconnects loses the whole replica. Whose identity does not begin with the key of the leases is
+refused unread, as others may reach the port too; who names no rank of its own is ignored.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class ZmqWorkerLink:
         router: Router[FromWorker],
         world_size: int,
         clock: Callable[[], float],
+        key: str,
         *,
         join_timeout_s: float,
         step_timeout_s: float,
@@ -63,6 +64,7 @@ class ZmqWorkerLink:
         self._worker_timeout_s = worker_timeout_s
         self._decode = msgspec.msgpack.Decoder(FromWorker).decode
         self._peers: dict[bytes, int] = {}  # identity → rank
+        self._key = key.encode()
         self._has_refused = False
         self._sockets: dict[int, int] = {}  # file descriptor → rank
         self._heard: dict[int, float] = {}
@@ -202,7 +204,7 @@ class ZmqWorkerLink:
     def _receive(self) -> None:
         """Take one message in; only those of our ranks count, and heartbeats only as a sign."""
         peer, *_, body = self._router.socket.recv_multipart(copy=False)
-        if peer.bytes not in self._peers and len(self._peers) == self._world_size:
+        if not peer.bytes.startswith(self._key):
             self._refuse(peer.bytes)
             return
         try:
@@ -232,7 +234,7 @@ class ZmqWorkerLink:
         """
         if not self._has_refused:
             self._has_refused = True
-            log.warning("refused a peer: all workers are here", extra={"peer": repr(peer)})
+            log.warning("refused a peer that has no lease", extra={"peer": repr(peer)})
 
     def _notice_disconnects(self) -> None:
         while self._monitor.poll(0):

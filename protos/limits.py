@@ -65,6 +65,11 @@ MAX_NOTE_CHARS = 64
 """Of `prompt_cache_key` and `safety_identifier`, as OpenAI has it."""
 MAX_PROMPT_CHOICES = 256
 """Prompts of a request times its n."""
+MAX_REPEATED_BYTES = 2**25
+"""Of a request's fields, as each of its prompts is sent with them: enough for the longest grammar
+of ASCII 256 times, or for the longest list of allowed ids 100 times."""
+MAX_ECHO_CHARS = 2**24
+"""In one reply: each choice repeats its prompt."""
 MAX_PROMPT_LOGPROBS = 2**19
 """In one reply. Choices repeat their prompt's, so that a small request can ask for any number."""
 MAX_EMBEDDING_INPUTS = 2048
@@ -164,6 +169,15 @@ class Age:
     def at(self, now: float) -> float:
         """Return the seconds."""
         return self._waited_s + (0.0 if self._since is None else now - self._since)
+
+
+def fair_part(most: int, tenant: str, there: Collection[str]) -> int:
+    """Return how many of `most` places are `tenant`'s when others have taken them all.
+
+    All who are `there` have equal parts. So one alone may have all places, and nobody can shut
+    others out.
+    """
+    return most // len({*there, tenant})
 
 
 def given_up(attempt: int) -> str:

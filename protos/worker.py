@@ -116,9 +116,10 @@ ToScheduler = Add | Abort | StopAt | Pause | Resume | Query | CloseSession | Shu
 
 
 class SchedulerListening(Message, frozen=True):
-    """First message of a scheduler process: where its workers may connect."""
+    """First message of a scheduler process: where its workers may connect, and by what name."""
 
     port: int
+    key: str = ""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -278,12 +279,16 @@ class Waiting(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """Rank `rank` of replica `replica`; its scheduler listens on `port` of the front's host."""
+    """Rank `rank` of replica `replica`; its scheduler listens on `port` of the front's host.
+
+    `key` begins the identity of whoever speaks there, and is told to nobody else.
+    """
 
     replica: int
     rank: int
     world_size: int
     port: int
+    key: str = ""
 
 
 # ── worker ↔ scheduler ───────────────────────────────────────────────────────────────────────

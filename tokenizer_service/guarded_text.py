@@ -17,6 +17,9 @@ from typing import Any
 
 from common.errors import InvalidRequest
 
+DEEPEST = 64
+"""Texts that begin each other, as runs of blanks do, are read one in another so far: parsers of
+patterns recurse, and Python ends that at some hundreds."""
 MARKS = range(0x20000, 0x2A6D6)
 """Rare ideographs: without case, and printable, so that neither filters nor repr change them."""
 
@@ -43,14 +46,18 @@ def pattern_of(special_texts: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"({one_of(sorted(special_texts)) if special_texts else '(?!)'})")
 
 
-def one_of(texts: Sequence[str]) -> str:
+def one_of(texts: Sequence[str], depth: int = 0) -> str:
     """Return a pattern of sorted `texts` in which what they begin with alike is read once.
 
-    Its alternatives begin with different characters, so that one at most is gone into.
+    Its alternatives begin with different characters, so that one at most is gone into; at DEEPEST
+    they are the texts themselves.
     """
+    if depth == DEEPEST:
+        return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
     begin = commonprefix([texts[0], texts[-1]])
     rests = [text[len(begin) :] for text in texts]
-    ways = [one_of(list(alike)) for _, alike in groupby(filter(None, rests), lambda rest: rest[0])]
+    parted = groupby(filter(None, rests), lambda rest: rest[0])
+    ways = [one_of(list(alike), depth + 1) for _, alike in parted]
     if not ways:
         return re.escape(begin)
     return f"{re.escape(begin)}(?:{'|'.join(ways)}){'' if rests[0] else '?'}"

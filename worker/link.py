@@ -73,9 +73,10 @@ class Link:
         address: str,
         inbox: SimpleQueue[Event],
         beat: wire.Hello | wire.Heartbeat,
+        name: str = "worker",
     ) -> None:
         """`beat` is said again and again: to a scheduler that we live, from the first moment; to a
-        front Hello, once it is there and until it has given a lease."""
+        front Hello, once it is there and until it has given a lease. `name` begins our identity."""
         self._context = context
         self._address = address
         self._inbox = inbox
@@ -85,11 +86,12 @@ class Link:
         self._next_beat = math.inf if self._is_to_front else time.monotonic()
         self._num_retries = 0
         self._dialled = ""
-        name = f"inproc://link-{next(_names)}"
+        self._name = name
+        inside = f"inproc://link-{next(_names)}"
         self._outbox = context.socket(zmq.PAIR)
         self._outbox.setsockopt(zmq.LINGER, 0)
-        self._outbox.bind(name)
-        self._thread = threading.Thread(target=self._run, args=(name,), name="link", daemon=True)
+        self._outbox.bind(inside)
+        self._thread = threading.Thread(target=self._run, args=(inside,), name="link", daemon=True)
         self._thread.start()
 
     def send(self, message: wire.FromWorker) -> None:
@@ -104,12 +106,12 @@ class Link:
 
     # ── everything below runs in the thread ──────────────────────────────────────────────────
 
-    def _run(self, name: str) -> None:
+    def _run(self, inside: str) -> None:
         frames = self._context.socket(zmq.PAIR)
-        frames.connect(name)
+        frames.connect(inside)
         self._dialled = dialled(self._address)
         dealer: Dealer[wire.ToWorker] = Dealer(
-            self._context, self._dialled, "worker", wire.ToWorker, EVENTS
+            self._context, self._dialled, self._name, wire.ToWorker, EVENTS
         )
         assert dealer.watch is not None
         try:

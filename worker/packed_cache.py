@@ -2,9 +2,10 @@
 
 The file is named by the hash of all that decides its bytes: the model's folder, the layout, and the
 sources that define the layout. A new one takes the place of those before it. It is mapped, so that
-the workers of a host share one copy, and every byte is checked against a hash first. A linear that
-has to be packed goes straight to the file and out of memory; when all are there the file is mapped,
-on the first start as on any other.
+the workers of a host share one copy, and every byte is checked against a hash first. Whoever writes
+there can make that hash, too: folder and file have to be ours or root's. A linear that has to be
+packed goes straight to the file and out of memory; when all are there the file is mapped, on the
+first start as on any other.
 
     regions, each at a multiple of 4 KiB │ JSON table │ its sha256 │ 8 bytes: its length
 """
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worker.kernels.compile import SOURCES
+from worker.kernels.compile import SOURCES, check_ours
 from worker.kernels.packed import Bytes, PackedWeight, Shape, Stored, pack_bias
 from worker.mapped_file import HUGE_PAGE, digests, in_huge_pages, map_bytes
 
@@ -66,8 +67,10 @@ class PackedCache:
             self._start_writing()
 
     def _read(self) -> Kept | None:
-        """Return the file if it is there and whole; remove one that is not."""
+        """Return the file if it is there, ours and whole; remove one that is not whole."""
         try:
+            check_ours(self._path.parent)
+            check_ours(self._path)
             data = map_bytes(self._path)
             entries = _checked(data, self._num_threads)
             return Kept(in_huge_pages(data), entries)
@@ -171,6 +174,7 @@ class _Writer:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_ours(path.parent)
         self._lock = os.open(path.parent, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -115,7 +115,7 @@ class WorkerServer:
                     "whole model: nothing is gained"
                 )
             host = self._engine.rpartition(":")[0]
-            scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank))
+            scheduler = self._connect(f"{host}:{lease.port}", wire.Heartbeat(lease.rank), lease.key)
             runner = self._prepare(scheduler, lease.rank)
             assert self._loaded is not None
             errands = Errands(
@@ -212,8 +212,10 @@ class WorkerServer:
             self._state = state
         return _checked(message, wire.Lease)
 
-    def _connect(self, address: str, beat: wire.Hello | wire.Heartbeat) -> Link:
-        link = Link(self._context, f"tcp://{address}", self._inbox, beat)
+    def _connect(
+        self, address: str, beat: wire.Hello | wire.Heartbeat, name: str = "worker"
+    ) -> Link:
+        link = Link(self._context, f"tcp://{address}", self._inbox, beat, name)
         self._links.append(link)
         return link
 

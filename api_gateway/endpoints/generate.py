@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from api_gateway.door import Door
 from api_gateway.forms import Form
 from api_gateway.pipeline import Pipeline
 from api_gateway.text_calls import TextCalls
+from api_gateway.told import check_echo
 from protos.tokenizer_pb2 import ConvertRequest, TextRequest
 
 
@@ -27,9 +29,15 @@ class Generate:
         with self._door.admission.enter(call.tenant):
             order = await self._door.order(call, form)
             if order.has_echo:
-                texts = [await self._text(request) for request in order.requests]
-                order = replace(order, echoes=tuple(texts))
+                order = replace(order, echoes=tuple(await self._texts(order.requests)))
             await self._pipeline.run(call, order)
+
+    async def _texts(self, requests: Sequence[TextRequest]) -> list[str]:
+        texts: list[str] = []
+        for request in requests:
+            texts.append(await self._text(request))
+            check_echo(requests, texts)  # no more is asked for than may be told
+        return texts
 
     async def _text(self, request: TextRequest) -> str:
         """Return a prompt as text, one of ids decoded with its special tokens."""

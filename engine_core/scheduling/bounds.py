@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -47,11 +47,3 @@ class Bounds(NamedTuple):
 
 
 _UNLIMITED = TenantLimits()
-
-
-def fair_part(most: int, tenant: str, waiting: Collection[str]) -> int:
-    """Return how many of `most` places are `tenant`'s when others have taken them all.
-
-    All who wait have equal parts. So one alone may fill the queue, and nobody can shut others out.
-    """
-    return most // len({*waiting, tenant})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine_core.scheduling.bounds import Bounds, fair_part
+from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import Problem, Refused
 from engine_core.scheduling.roster import Roster
+from protos.limits import fair_part
 
 
 def check_queue(roster: Roster, bounds: Bounds, tenant: str, count: int) -> None:

@@ -61,6 +61,26 @@ async def test_a_replay_is_as_old_as_what_was_lost(monkeypatch: pytest.MonkeyPat
     router.release(job)
 
 
+async def test_to_wait_for_prompts_of_the_same_request_makes_no_prompt_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the end of a long list of a low priority would go before all others."""
+    now_s = 100.0
+    for module in (sessions, api_gateway.job):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(api_gateway.job, "PROMPTS_AT_ONCE", 1)
+    job = Job([TextRequest(), TextRequest()])
+    now_s += 2
+    ((request, choices),) = job.next_requests()
+    assert request.limits.waited_ms == 2000
+    now_s += 300
+    choices[0].end(Finish(reason=STOPPED))
+    ((request, choices),) = job.next_requests()
+    assert request.limits.waited_ms == 0
+    now_s += 1
+    assert job.replay_of(choices[0]).limits.waited_ms == 1000
+
+
 @pytest.mark.parametrize("batch", [entry(1, 2, "x", 0, 5), entry(1, 0, "x", 1, 5)])
 def test_a_gap_takes_the_choice_out(batch: TextBatch) -> None:
     demux, choice = Demux(), Choice(Mailbox())

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api_gateway import echo, told
+from api_gateway import echo, told, translate
 from protos.limits import MAX_PROMPT_LOGPROBS
 from tests.api_gateway.requests import chat, completion, events
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
@@ -83,6 +83,34 @@ async def test_a_reply_that_would_repeat_too_much_is_refused(
     assert error["message"].startswith(f"{field}: {128 * 5000 * 21} log-probabilities of prompts")
     assert f"{MAX_PROMPT_LOGPROBS} are allowed" in error["message"]
     assert await fake.aborts.get() == slot
+
+
+@pytest.mark.parametrize("prompt", ["abcd", ["ab", "cd"], [[1, 2, 3]]])
+async def test_an_echo_that_would_repeat_too_much_is_refused(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    """A body of 4 MB would have been a reply of 512 MB, and was held whole."""
+    body = completion(prompt=prompt, echo=True, n=3)
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    monkeypatch.setattr(told, "MAX_ECHO_CHARS", 8)
+    reply = await client.post(COMPLETIONS, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "echo")
+    assert error["message"].endswith("; 8 are allowed in a reply")
+
+
+async def test_what_prompts_repeat_is_bounded(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 256 prompts is sent with a grammar of its own copy: 1 MB became 200 MB."""
+    monkeypatch.setattr(translate, "MAX_REPEATED_BYTES", 3000)
+    more = {"allowed_token_ids": list(range(300))}
+    for count, status in ((2, 200), (3, 400)):
+        body = completion(prompt=["a" * 5000] * count, **more)
+        reply = await client.post(COMPLETIONS, json=body)
+        assert reply.status_code == status
+    error = reply.json()["error"]
+    assert error["param"] == "prompt" and "3000 are allowed" in error["message"]
 
 
 async def test_a_chat_tells_its_prompt_once_however_many_answers_it_has(

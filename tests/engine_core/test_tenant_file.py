@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.settings import SettingsError
-from engine_core.scheduling.bounds import Bounds, TenantLimits, fair_part
+from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.tenant_file import parse, read_tenants
+from protos.limits import fair_part
 
 
 def test_lines_comments_and_all_others(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from protos.worker import (
     WorkerReady,
 )
 
+KEY = "secret"
 FACTS = ModelFacts(10, 20, "f", "m", 16, 30)
 
 
@@ -50,11 +51,11 @@ class Pair:
         self.clock = Clock()
         self.router: Router[FromWorker] = Router(self.context, "tcp://127.0.0.1:0", FromWorker)
         self.link = ZmqWorkerLink(
-            self.router, 1, self.clock,
+            self.router, 1, self.clock, KEY,
             join_timeout_s=60.0, step_timeout_s=60.0, worker_timeout_s=30.0,
         )  # fmt: skip
         self.worker: Dealer[ToWorker] = Dealer(
-            self.context, f"tcp://127.0.0.1:{self.router.port}", "w", ToWorker
+            self.context, f"tcp://127.0.0.1:{self.router.port}", KEY, ToWorker
         )
 
     def join(self, max_blocks: int = 30) -> None:
@@ -188,10 +189,13 @@ def test_a_rank_that_there_is_not_is_nobody(pair: Pair, rank: int) -> None:
     assert not pair.link._peers
 
 
-def test_who_comes_when_all_workers_are_here_is_refused(
-    pair: Pair, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_early", [True, False])
+def test_who_has_no_lease_is_refused(
+    pair: Pair, caplog: pytest.LogCaptureFixture, is_early: bool
 ) -> None:
-    pair.join()
+    """Whoever says a rank first is not the one that it was given to."""
+    if not is_early:
+        pair.join()
     for name in ("a", "b"):
         stranger: Dealer[ToWorker] = Dealer(
             pair.context, f"tcp://127.0.0.1:{pair.router.port}", name, ToWorker
@@ -203,7 +207,9 @@ def test_who_comes_when_all_workers_are_here_is_refused(
             assert pair.router.socket.poll(10_000)
             pair.link._receive()
         stranger.close()
-    assert [record.message for record in caplog.records] == ["refused a peer: all workers are here"]
+    assert [record.message for record in caplog.records] == ["refused a peer that has no lease"]
+    if is_early:
+        pair.join()
     pair.link.launch(ExecutePlan(7))
     pair.worker.send(StepResult(7, (1,), (1,), (5,)))
     assert pair.link.collect().token_ids == (5,)

@@ -32,19 +32,22 @@ def test_thoughts_are_told_from_the_answer(
     assert capsys.readouterr().out == wanted and heard.said == "Yes. No."
 
 
-@pytest.mark.parametrize("has_colours", [True, False])
 def test_a_terminal_obeys_no_word_of_a_model(
-    has_colours: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pipe, and the conversation, get what was said."""
-    monkeypatch.setattr(speech, "is_terminal", lambda: has_colours)
-    heard, words = Speech(), "a\x1b]0;title\x07\tb\r\n\x9b2Jc\x7f é\u2028"
-    heard.add("", words)
-    shown = "a]0;title\tb\n2Jc é\u2028" if has_colours else words
-    assert (capsys.readouterr().out, heard.said) == (shown, words)
-    heard.add("\x1b[8mhidden", "")
-    begin, thought = ("\x1b[2m", "[8mhidden") if has_colours else ("[thinks] ", "\x1b[8mhidden")
-    assert capsys.readouterr().out == begin + thought
+    words, shown = "a\x1b]0;title\x07\tb\r\n\x9b2Jc\x7f é\u2028", "a]0;title\tb\n2Jc é\u2028"
+    thought = "\x1b[8mhidden"
+    for has_colours, wanted in (
+        (True, [shown, "\x1b[2m[8mhidden"]),
+        (False, [words, f"[thinks] {thought}"]),
+    ):
+        monkeypatch.setattr(speech, "is_terminal", lambda has=has_colours: has)
+        heard = Speech()
+        heard.add("", words)
+        assert (capsys.readouterr().out, heard.said) == (wanted[0], words)
+        heard.add(thought, "")
+        assert capsys.readouterr().out == wanted[1]
 
 
 class Thinker:

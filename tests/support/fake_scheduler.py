@@ -14,6 +14,7 @@ from protos import worker as wire
 
 M = TypeVar("M", bound=msgspec.Struct)
 PATIENCE_S = 20.0
+KEY = "secret"
 
 
 class FakeFront:
@@ -39,7 +40,7 @@ class FakeFront:
                 return peer, message
 
     def lease(self, peer: bytes, port: int) -> None:
-        self.router.send(peer, wire.Lease(replica=0, rank=0, world_size=1, port=port))
+        self.router.send(peer, wire.Lease(0, 0, 1, port, KEY))
 
     def close(self) -> None:
         self.router.close()
@@ -70,6 +71,7 @@ class FakeScheduler:
             received = self.router.receive(PATIENCE_S)
             assert received is not None, f"no {kind.__name__} came"
             self.peer, message = received
+            assert self.peer.startswith(KEY.encode()), "who has no lease is not heard"
             if isinstance(message, wire.Heartbeat):
                 continue
             assert isinstance(message, kind), message

@@ -83,12 +83,12 @@ class FakeWorker:
             context.term()
 
     def _live(self, context: zmq.Context[Any]) -> None:
-        door = self._dial(context, self._port)
+        door = self._dial(context, self._port, "fake")
         hash_ = self._facts.model_hash
         door.send(Hello("fake", "cpu", hash_, "1"))
         lease = self._expect(door, Lease, lambda: None)
         self.lease = lease
-        scheduler = self._dial(context, lease.port)
+        scheduler = self._dial(context, lease.port, lease.key)
         monitor = scheduler.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._sockets.append(monitor)
 
@@ -114,8 +114,8 @@ class FakeWorker:
             scheduler.send(model.execute(plan))
             model.applied(plan.step_id)
 
-    def _dial(self, context: zmq.Context[Any], port: int) -> Dealer[ToWorker]:
-        dealer: Dealer[ToWorker] = Dealer(context, f"tcp://127.0.0.1:{port}", "fake", ToWorker)
+    def _dial(self, context: zmq.Context[Any], port: int, name: str) -> Dealer[ToWorker]:
+        dealer: Dealer[ToWorker] = Dealer(context, f"tcp://127.0.0.1:{port}", name, ToWorker)
         self._sockets.append(dealer.socket)
         return dealer
 

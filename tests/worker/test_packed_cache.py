@@ -14,6 +14,7 @@ import pytest
 
 from bench.random_model import write_random_model
 from tests.support.operators import backend, levels, library
+from tests.support.owners import give_away
 from worker import build, packed_cache
 from worker.backends.cpu import CpuBackend
 from worker.build import load_model
@@ -146,6 +147,31 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
     with caplog.at_level(logging.WARNING):
         assert same(load(path), expected)
     assert "cannot be read" in caplog.text and "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["foreign folder", "open folder", "open file"])
+def test_what_others_may_have_put_there_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_calls: list[int],
+    caplog: pytest.LogCaptureFixture, kind: str,
+) -> None:  # fmt: skip
+    """Its hash proves nothing: who writes the file writes that, too."""
+    path = tmp_path / "weights" / "model.packed"
+    expected = load(path)
+    if kind == "open file":
+        path.chmod(0o666)
+    elif kind == "open folder":
+        path.parent.chmod(0o1777)
+    else:
+        give_away(path.parent, monkeypatch)
+    packed_calls.clear()
+    with caplog.at_level(logging.WARNING):
+        assert same(load(path), expected)
+    assert len(packed_calls) == 3 and "packed weights cannot be read" in caplog.text
+    if kind == "open file":  # ours took its place
+        packed_calls.clear()
+        assert same(load(path), expected) and not packed_calls
+    else:
+        assert "packed weights are not kept" in caplog.text
 
 
 def test_a_file_of_a_model_that_begins_alike_is_written_again(

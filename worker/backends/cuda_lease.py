@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from worker.kernels.compile import is_ours
+
 SHARED = Path("/run/millrace/gpus")
 """Where deploy/ mounts the volume of leases; without it a folder of this machine's users."""
 
@@ -39,8 +41,7 @@ def lease_folder() -> Path:
         folder.mkdir()
         folder.chmod(FOR_ALL)  # mkdir's own mode would be cut by the umask
     found = folder.lstat()
-    is_ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH
-    if stat.S_ISDIR(found.st_mode) and (is_ours or stat.S_IMODE(found.st_mode) == FOR_ALL):
+    if stat.S_ISDIR(found.st_mode) and (is_ours(found) or stat.S_IMODE(found.st_mode) == FOR_ALL):
         return folder
     raise NoDeviceFree(f"{folder} is no folder of mode {FOR_ALL:o}, as leases need it: remove it")
 

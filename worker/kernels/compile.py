@@ -29,7 +29,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 PARTIAL = "partial-"
-OF_OTHERS = "another user may write there, so nothing in it is run"
+OF_OTHERS = "another user may write there, so nothing in it is used"
 SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
@@ -124,8 +124,7 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
     """
     compiler = find_compiler(preferred)
     folder.mkdir(parents=True, exist_ok=True)
-    if not is_ours(folder):
-        raise PermissionError(errno.EPERM, OF_OTHERS, str(folder))
+    check_ours(folder)
     name = library_name(compiler, flags)
     if kept := _kept(folder, name):
         return kept
@@ -143,16 +142,21 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
             return built.replace(folder / _full_name(name, built))
 
 
-def is_ours(path: Path) -> bool:
-    """Whether nobody but us, root and whom our group is could put there what we would run."""
-    found = path.stat()
+def check_ours(path: Path) -> None:
+    """Raise PermissionError where another user could put what we would use."""
+    if not is_ours(path.stat()):
+        raise PermissionError(errno.EPERM, OF_OTHERS, str(path))
+
+
+def is_ours(found: os.stat_result) -> bool:
+    """Whether nobody but us, root and whom our group is can change what was found."""
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH
 
 
 def _kept(folder: Path, name: str) -> Path | None:
     """Return the library of that name; none that is damaged, which would kill who loads it."""
     for path in folder.glob(f"{name}-*"):
-        if is_ours(path) and path.name == _full_name(name, path):
+        if is_ours(path.stat()) and path.name == _full_name(name, path):
             with contextlib.suppress(OSError):  # a cache may be only for reading
                 os.utime(path)
             return path

@@ -86,7 +86,7 @@ def find(stem: str, target: str, cache: Path) -> Code:
         names = path.with_name(f"{path.name}.json")
         if root is cache:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not is_ours(path.parent):
+            if not is_ours(path.parent.stat()):
                 raise CubinError(f"{path.parent}: {OF_OTHERS}; remove it")
         if path.exists() and names.exists():
             return Code(path, json.loads(names.read_text()))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.owners import give_away
 from worker.backends.choice import choose_backend
 from worker.backends.reference import ReferenceBackend
 from worker.kernels import compile as compiling
@@ -61,14 +62,6 @@ def test_who_waits_for_compilers_is_told_once(
     assert told.getMessage().startswith("compiling the CPU kernels, ")
 
 
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `path` another user's, who may be none that the tests can give it to."""
-    if os.geteuid() == 0:
-        os.chown(path, 12345, -1)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-
-
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_what_others_may_have_put_there_is_not_run(
     fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
@@ -96,7 +89,7 @@ def test_a_library_of_another_user_is_compiled_again(
     else:
         path.chmod(0o666)
     assert compile_library(tmp_path / "cache", fake[0]) == path and fake[1].exists()
-    assert compiling.is_ours(path)
+    assert compiling.is_ours(path.stat())
 
 
 def test_machine_code_that_others_may_have_put_there_is_not_loaded(
