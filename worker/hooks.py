@@ -40,6 +40,7 @@ class Watched:
         self.backend = backend
         self.hooks: tuple[Hook, ...] = ()
         self._keys: Array = None
+        self._gate_up: Array = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
@@ -52,8 +53,15 @@ class Watched:
         self._keys = self.backend.stored_keys(step, cache)
         return q
 
+    def gated_linear(self, x: Array, linear: Any) -> Array:
+        """As the backend's, in two steps, so that what is gated can be shown."""
+        self._gate_up = self.backend.linear(x, linear)
+        return self.backend.silu_mul(self._gate_up)
+
     def tap(self, name: str, layer: int, tensor: Array) -> None:
         """Show a tensor to the hooks of its name."""
+        if name == "mlp_act":
+            self._show("gate_up", layer, self._gate_up)
         self._show(name, layer, tensor)
         if name == "rope_q":
             self._show("rope_k", layer, self._keys)

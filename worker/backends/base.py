@@ -108,6 +108,10 @@ class Backend(Protocol):
         """
         ...
 
+    def gated_linear(self, x: Array, linear: Linear) -> Array:
+        """silu_mul(linear(x)); [T, in] → [T, I]. Who makes both at once need not write the first."""
+        ...
+
     def silu_mul(self, gate_up: Array) -> Array:
         """out = gate / (1 + exp(−gate)) * up; gate_up [T, 2I] is gate beside up → [T, I]."""
         ...

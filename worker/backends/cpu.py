@@ -227,13 +227,21 @@ class CpuBackend:
         return out, total
 
     def linear(self, x: Buffer, linear: PackedWeight) -> Buffer:
+        return self._linear(x, linear, 0)
+
+    def gated_linear(self, x: Buffer, linear: PackedWeight) -> Buffer:
+        gated = Buffer(x.rows, _half("gated_linear", linear.shape.num_outputs))
+        self._linear(x, linear, gated)
+        return gated
+
+    def _linear(self, x: Buffer, linear: PackedWeight, gated: Buffer | int) -> Buffer:
         shape = linear.shape
         _require("linear", "x", x, shape.num_inputs)
         out = Buffer(x.rows, shape.num_outputs)
         scratch = Buffer(x.rows, shape.scratch_width, fixed_bytes=shape.scratch_rest)
         sizes = (shape.num_inputs, shape.num_outputs, shape.format, shape.group)
         words = (x, linear.weight, linear.scales, linear.bias, out, scratch, *sizes)
-        self._add(Kind.LINEAR, x.rows, *words)
+        self._add(Kind.LINEAR, x.rows, *words, gated)
         return out
 
     def head_norm(
@@ -288,11 +296,7 @@ class CpuBackend:
         return out
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:
-        if gate_up.width % 2:
-            raise KernelError(
-                f"silu_mul: gate_up has {gate_up.width} columns, expected an even number"
-            )
-        out = Buffer(gate_up.rows, gate_up.width // 2)
+        out = Buffer(gate_up.rows, _half("silu_mul", gate_up.width))
         self._add(Kind.SILU_MUL, gate_up.rows, gate_up, out, out.width)
         return out
 
@@ -334,6 +338,12 @@ def _require_pages(operator: str, cache: LayerPages) -> None:
         raise KernelError(
             f"{operator}: head_dim is {head_dim}, allowed: at most {MAX_HEAD_DIM}, and even"
         )
+
+
+def _half(operator: str, width: int) -> int:
+    if width % 2:
+        raise KernelError(f"{operator}: gate_up has {width} columns, expected an even number")
+    return width // 2
 
 
 def _require(operator: str, name: str, x: Buffer, width: int, rows: Rows | None = None) -> None:

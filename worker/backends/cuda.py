@@ -311,6 +311,9 @@ class CudaBackend:
     ) -> Array:
         return self._attention.run(self.scratch, q, step, cache, window)
 
+    def gated_linear(self, x: Array, linear: CudaLinear) -> Array:
+        return self.silu_mul(self.linear(x, linear))
+
     def silu_mul(self, gate_up: Pending) -> Array:
         return self._linears.silu_mul(self.scratch, gate_up)
 

@@ -168,6 +168,9 @@ class ReferenceBackend:
     ) -> Floats:
         return paged_attention_reference(q, step.plan(window), cache).reshape(len(q), -1)
 
+    def gated_linear(self, x: Floats, linear: PackedLinear) -> Floats:
+        return self.silu_mul(self.linear(x, linear))
+
     def silu_mul(self, gate_up: Floats) -> Floats:
         return silu_mul_reference(gate_up)
 

@@ -38,6 +38,8 @@ struct LinearArguments {
   int64_t num_outputs;
   Format format;
   int64_t group;         // of integer formats: inputs that share a scale, 64, 128 or (INT8) 256
+  float* gated;          // [rows, num_outputs / 2], or null: silu of the first half times the second;
+                         // `out` may then stay as it is
   // Not of the record, decided at each run: what is written past the caches, see `program.h`.
   bool out_past_caches, inputs_past_caches;
 };

@@ -15,7 +15,7 @@ struct FloatTileThread {
 template <class Block>
 class FloatTilePiece {
  public:
-  FloatTilePiece(const LinearArguments& a, const TilePlan& plan, const Piece& now,
+  FloatTilePiece(const TileLinear& a, const TilePlan& plan, const Piece& now,
                  const Piece& next, FloatTileThread<Block>& thread)
       : a_(a),
         plan_(plan),
@@ -74,7 +74,7 @@ class FloatTilePiece {
     thread_.writer = writer;
   }
 
-  const LinearArguments& a_;
+  const TileLinear& a_;
   const TilePlan& plan_;
   const Piece& now_;
   FloatTileThread<Block>& thread_;
@@ -95,7 +95,7 @@ inline void round_row(const LinearArguments& a, const TilePlan& plan, int64_t ro
   }
 }
 
-inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
+inline void float_tile_linear(const Run& run, const TileLinear& a, int64_t num_rows) {
   TilePlan plan(num_rows, padded_inputs(a.format, a.num_inputs, 0), sizeof(bf16));
   prepare_strips(run, plan, [&](int64_t row, int64_t first, int64_t end) {
     round_row(a, plan, row, first, end);
@@ -103,7 +103,7 @@ inline void float_tile_linear(const Run& run, const LinearArguments& a, int64_t 
   with_block(plan.row_tiles, [&](auto block) {
     using Block = decltype(block);
     walk<FloatTileThread<Block>>(
-        run, plan.order(ceil_div(a.num_outputs, PANEL), Block::PANELS),
+        run, plan.order(a, Block::PANELS),
         [&](const Piece& now, const Piece& next, FloatTileThread<Block>& thread) {
           FloatTilePiece<Block>(a, plan, now, next, thread).compute();
         });

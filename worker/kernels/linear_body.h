@@ -1,4 +1,5 @@
 // The linear at one level: what floats and integers share, and both.
+#include "silu_mul_body.h"
 
 inline void store_columns(float* p, Lanes a, int64_t count, bool past_caches = false) {
   if (past_caches) return store_past_caches(p, a);
@@ -97,16 +98,21 @@ inline LinearArguments arguments_of(const Run& run, const Op& op) {
   return a;
 }
 
+void gate_outputs(const Run& run, const LinearArguments& a, int64_t num_rows) {
+  if (a.gated) gate_rows(run, {a.out, a.gated, a.num_outputs / 2}, num_rows);
+}
+
 void linear(const Run& run, const Op& op) {
   auto a = arguments_of(run, op);
   int64_t num_rows = run.step.count(op.rows);
   switch (a.format) {
-    case Format::F32: return float_linear<F32Weights>(run, a, num_rows);
-    case Format::BF16: return float_linear<Bf16Weights>(run, a, num_rows);
-    case Format::F16: return float_linear<F16Weights>(run, a, num_rows);
-    case Format::INT8: return int_linear<Int8Weights>(run, a, num_rows);
-    case Format::INT4: return int_linear<Int4Weights>(run, a, num_rows);
+    case Format::F32: float_linear<F32Weights>(run, a, num_rows); break;
+    case Format::BF16: float_linear<Bf16Weights>(run, a, num_rows); break;
+    case Format::F16: float_linear<F16Weights>(run, a, num_rows); break;
+    case Format::INT8: int_linear<Int8Weights>(run, a, num_rows); break;
+    case Format::INT4: int_linear<Int4Weights>(run, a, num_rows); break;
   }
+  gate_outputs(run, a, num_rows);
 }
 
 #if LANES_LEVEL == 512
@@ -114,6 +120,7 @@ void linear_pairs(const Run& run, const Op& op) {
   auto a = arguments_of(run, op);
   if (a.format != Format::BF16) return linear(run, op);
   float_linear<Bf16Pairs>(run, a, run.step.count(op.rows));
+  gate_outputs(run, a, run.step.count(op.rows));
 }
 #endif
 

@@ -107,7 +107,7 @@ struct IntTileThread {
 template <class W, int64_t GROUP, class Block>
 class IntTilePiece {
  public:
-  IntTilePiece(const LinearArguments& a, const QuantisedRows& x, const Piece& now,
+  IntTilePiece(const TileLinear& a, const QuantisedRows& x, const Piece& now,
                const Piece& next, IntTileThread<Block>& thread)
       : a_(a),
         x_(x),
@@ -221,6 +221,10 @@ class IntTilePiece {
     if (WRITES) thread_.writer.finish_beside();
   }
 
+  int64_t panel_of(int64_t p) const {
+    return now_.panel + min_of(p, now_.num_panels - 1) * a_.panel_stride;
+  }
+
   // The sums leave the unit and wait.
   void keep_group(int64_t row, int64_t g) {
     auto& w = thread_.waiting;
@@ -232,7 +236,7 @@ class IntTilePiece {
     w.x_scales = x_.scales(a_.scratch, row, group);
     for (int64_t p = 0; p < PANELS && HALVES; p++)
       w.scales[p] = (const bf16*)a_.scales +
-                    ((now_.panel + min_of(p, now_.num_panels - 1)) * num_groups + group) * PANEL;
+                    (panel_of(p) * num_groups + group) * PANEL;
     w.row = row, w.num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
     w.piece = now_, w.is_last = group + 1 == num_groups;
   }
@@ -257,7 +261,7 @@ class IntTilePiece {
     thread_.writer.finish();
   }
 
-  const LinearArguments& a_;
+  const TileLinear& a_;
   const QuantisedRows& x_;
   const Piece& now_;
   const Piece& next_;
@@ -268,7 +272,7 @@ class IntTilePiece {
 };
 
 template <class W>
-void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
+void int_tile_linear(const Run& run, const TileLinear& a, int64_t num_rows) {
   QuantisedRows x(num_rows, padded_inputs(a.format, a.num_inputs, a.group), a.group);
   prepare_strips(run, x.plan, [&](int64_t row, int64_t first, int64_t end) {
     quantise_strip<W>(a, x, row, first, end);
@@ -276,7 +280,7 @@ void int_tile_linear(const Run& run, const LinearArguments& a, int64_t num_rows)
   with_block(x.plan.row_tiles, [&](auto block) {
     using Block = decltype(block);
     walk<IntTileThread<Block>>(
-        run, x.plan.order(ceil_div(a.num_outputs, PANEL), Block::PANELS),
+        run, x.plan.order(a, Block::PANELS),
         [&](const Piece& now, const Piece& next, IntTileThread<Block>& thread) {
           if constexpr (W::FORMAT == Format::INT8) {
             if (a.group == 256)

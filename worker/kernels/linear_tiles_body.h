@@ -37,6 +37,22 @@ struct UnitSums {
   }
 };
 
+// Some rows of a linear. Where it gates at once its pieces are pairs of panels, of gate and up, and
+// only what they make together is written.
+struct TileLinear : LinearArguments {
+  bool gates = false;
+  int64_t panel_stride = 1;  // from panel to panel of a piece
+
+  TileLinear(const LinearArguments& a, int64_t first_row, int64_t num_rows) : LinearArguments(a) {
+    int64_t width = num_outputs / 2;
+    x += first_row * num_inputs, out += first_row * num_outputs;
+    if (!gated) return;
+    gated += first_row * width;
+    gates = num_rows > 2 * TILE_ROWS && are_whole_lines(gated, width);
+    if (gates) panel_stride = width / PANEL;
+  }
+};
+
 // Where activations of `item_bytes` lie, and in which order panels and inputs are gone through.
 struct TilePlan {
   int64_t num_rows, row_tiles, padded, pass, item_bytes;
@@ -60,10 +76,11 @@ struct TilePlan {
     return row + TILE_ROWS < num_rows ? piece.num_inputs * TILE_ROWS * item_bytes : 0;
   }
 
-  Order order(int64_t num_panels, int64_t width) const {
+  Order order(const TileLinear& a, int64_t width) const {
     int64_t sum_bytes = num_rows * Order::MOST_PIECES * width * PANEL * 4;
     int64_t cached = (TILE_CACHE_BYTES - sum_bytes) / (num_rows * item_bytes);
-    return Order(num_panels, padded, width, pass, cached);
+    Order order(ceil_div(a.num_outputs, PANEL), padded, width, pass, cached);
+    return a.gates ? order.in_pairs() : order;
   }
 };
 
@@ -91,10 +108,11 @@ struct TileWeights {
   const uint8_t* panels[PANELS];
   int64_t step = TILE_BYTES;
 
-  TileWeights(const LinearArguments& a, const Piece& piece, int64_t padded) {
-    for (int64_t i = 0; i < PANELS; i++)
-      panels[i] = a.weight + panel_bytes(a.format, piece.k) +
-                  (piece.panel + min_of(i, piece.num_panels - 1)) * panel_bytes(a.format, padded);
+  TileWeights(const TileLinear& a, const Piece& piece, int64_t padded) {
+    for (int64_t i = 0; i < PANELS; i++) {
+      int64_t panel = piece.panel + min_of(i, piece.num_panels - 1) * a.panel_stride;
+      panels[i] = a.weight + panel_bytes(a.format, piece.k) + panel * panel_bytes(a.format, padded);
+    }
   }
   // Tiles that lie in the order in which a block takes them.
   explicit TileWeights(const uint8_t* tiles) : step(PANELS * TILE_BYTES) {
@@ -116,9 +134,9 @@ struct TileFetch {
   const uint8_t* next;
   int64_t stride, turns, credit = 0;
 
-  TileFetch(const LinearArguments& a, int64_t padded, int64_t turns, const Piece& now,
+  TileFetch(const TileLinear& a, int64_t padded, int64_t turns, const Piece& now,
             const Piece& after)
-      : stride(panel_bytes(a.format, padded)), turns(turns) {
+      : stride(a.panel_stride * panel_bytes(a.format, padded)), turns(turns) {
     const uint8_t* here = TileWeights<1>(a, now, padded).panels[0];
     int64_t num_bytes = panel_bytes(a.format, now.num_inputs);
     next = after.num_panels ? TileWeights<1>(a, after, padded).panels[0] : here;
@@ -159,19 +177,21 @@ struct TileFetch {
 template <class Block>
 class SumsWriter {
  public:
-  void start(const LinearArguments& a, const float (*sums)[PANEL], int64_t row, int64_t num_rows,
+  void start(const TileLinear& a, const float (*sums)[PANEL], int64_t row, int64_t num_rows,
              const Piece& piece) {
-    int64_t column = piece.panel * PANEL;
-    sums_ = sums, num_rows_ = num_rows, line_ = 0;
-    num_columns_ = min_of(piece.num_panels * PANEL, a.num_outputs - column);
-    out_ = a.out + row * a.num_outputs + column, stride_ = a.num_outputs;
+    int64_t first = piece.panel * PANEL;
+    gates_ = a.gates, sums_ = sums, num_rows_ = num_rows, line_ = 0;
+    stride_ = gates_ ? a.num_outputs / 2 : a.num_outputs;
+    num_columns_ = gates_ ? PANEL : min_of(piece.num_panels * PANEL, a.num_outputs - first);
+    out_ = (gates_ ? a.gated : a.out) + row * stride_ + first;
     past_caches_ = Block::HAS_PASSES && are_whole_lines(a.out, a.num_outputs);
     is_whole_ = past_caches_ && num_rows == Block::TILES * TILE_ROWS &&
-                num_columns_ == Block::PANELS * PANEL;
+                piece.num_panels == Block::PANELS && num_columns_ % PANEL == 0;
     for (int64_t p = 0; p < piece.num_panels; p++) {
+      int64_t column = first + p * a.panel_stride * PANEL;
       bool has_scales = a.format == Format::INT8;
-      store(scales_[p], has_scales ? load((const float*)a.scales + column + p * PANEL) : splat(1.0f));
-      store(bias_[p], a.bias ? load(a.bias + column + p * PANEL) : splat(-0.0f));  // adds nothing
+      store(scales_[p], has_scales ? load((const float*)a.scales + column) : splat(1.0f));
+      store(bias_[p], a.bias ? load(a.bias + column) : splat(-0.0f));  // adds nothing
     }
   }
 
@@ -182,10 +202,17 @@ class SumsWriter {
   template <int LINES, int I>
   TILE_INLINE void beside(Product<I>) {
     constexpr int P = I % Block::PANELS, ROW = I / Block::PANELS * TILE_ROWS;
-    float* out = out_ + (ROW + line_) * stride_ + P * PANEL;
+    float* out = out_ + (ROW + line_) * stride_;
+    if (gates_) {  // each product of a pair has half of the lines
+      constexpr int FIRST = ceil_div(P * LINES, Block::PANELS);
+      constexpr int END = ceil_div((P + 1) * LINES, Block::PANELS);
+      for (int i = FIRST; i < END; i++)
+        store_past_caches(out + i * stride_, finished_pair(ROW + line_ + i));
+      return;
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < LINES; i++)
-      store_past_caches(out + i * stride_, finished(I * TILE_ROWS + line_ + i, P));
+      store_past_caches(out + P * PANEL + i * stride_, finished(ROW + line_ + i, P));
   }
   void step(int64_t lines) { line_ += lines; }
   void finish_beside() { num_rows_ = 0, is_whole_ = false; }
@@ -193,22 +220,23 @@ class SumsWriter {
   void finish() {
     for (int64_t m = 0; m < num_rows_; m++)
       for (int64_t p = 0; p * PANEL < num_columns_ && m % TILE_ROWS >= line_; p++) {
-        int64_t sums = (m / TILE_ROWS * Block::PANELS + p) * TILE_ROWS + m % TILE_ROWS;
-        store_columns(out_ + m * stride_ + p * PANEL, finished(sums, p), num_columns_ - p * PANEL,
-                      past_caches_);
+        Lanes line = gates_ ? finished_pair(m) : finished(m, p);
+        store_columns(out_ + m * stride_ + p * PANEL, line, num_columns_ - p * PANEL, past_caches_);
       }
     finish_beside();
   }
 
  private:
-  Lanes finished(int64_t line, int64_t p) const {
+  Lanes finished(int64_t m, int64_t p) const {
+    int64_t line = (m / TILE_ROWS * Block::PANELS + p) * TILE_ROWS + m % TILE_ROWS;
     return load(sums_[line]) * load(scales_[p]) + load(bias_[p]);
   }
+  Lanes finished_pair(int64_t m) const { return gated(finished(m, 0), finished(m, 1)); }
 
   const float (*sums_)[PANEL] = nullptr;
   float* out_ = nullptr;
   int64_t stride_ = 0, num_rows_ = 0, num_columns_ = 0, line_ = 0;  // of each tile, next
-  bool past_caches_ = false, is_whole_ = false;
+  bool gates_ = false, past_caches_ = false, is_whole_ = false;
   alignas(64) float scales_[Block::PANELS][PANEL], bias_[Block::PANELS][PANEL];
 };
 
@@ -306,12 +334,12 @@ void linear_tiles(const Run& run, const Op& op) {
   if (num_rows < MIN_TILE_ROWS || !has_tiles) return linear(run, op);
   for (int64_t first = 0; first < num_rows; first += TILE_ROWS_PER_PASS) {
     int64_t rows = min_of(TILE_ROWS_PER_PASS, num_rows - first);
-    LinearArguments part = a;
-    part.x += first * a.num_inputs, part.out += first * a.num_outputs;
+    TileLinear part(a, first, rows);
     switch (a.format) {
       case Format::INT8: int_tile_linear<Int8Weights>(run, part, rows); break;
       case Format::INT4: int_tile_linear<Int4Tiles>(run, part, rows); break;
       default: float_tile_linear(run, part, rows);
     }
+    if (!part.gates) gate_outputs(run, part, rows);
   }
 }

@@ -68,6 +68,16 @@ struct Order {
     return order;
   }
 
+  // The same for pieces of a panel of the first half and its like of the second.
+  Order in_pairs() const {
+    Order order = *this;
+    order.unit = max_of(1, unit / 2);
+    order.num_taken = order.stride = num_panels / 2;
+    order.step = 1;
+    order.apart = true;
+    return order;
+  }
+
   // Of the piece that begins with panel `first`, in a unit that ends before `end`.
   int64_t panels_of_piece(int64_t first, int64_t end) const {
     if (first >= end) return 0;

@@ -117,9 +117,7 @@ class GatedMlp:
         self._down = linear(ops, weights, [f"{prefix}.down_proj"], bias=bias)
 
     def __call__(self, ops: Backend, x: Array) -> Array:
-        gate_up = ops.linear(x, self._gate_up)
-        ops.tap("gate_up", self._layer, gate_up)
-        inner = ops.silu_mul(gate_up)
+        inner = ops.gated_linear(x, self._gate_up)
         ops.tap("mlp_act", self._layer, inner)
         out = ops.linear(inner, self._down)
         ops.tap("down", self._layer, out)
