@@ -109,7 +109,7 @@ class Backend(Protocol):
         ...
 
     def gated_linear(self, x: Array, linear: Linear) -> Array:
-        """silu_mul(linear(x)); [T, in] → [T, I]. Who makes both at once need not write the first."""
+        """silu_mul(linear(x)); [T, in] → [T, I]. Whoever makes both at once writes one."""
         ...
 
     def silu_mul(self, gate_up: Array) -> Array:

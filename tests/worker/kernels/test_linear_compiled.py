@@ -64,6 +64,24 @@ def test_near_the_product_and_equal_at_every_level(
 
 
 @pytest.mark.parametrize("form", ALL)
+@settings(max_examples=25, deadline=None)
+@any_of(
+    rows=st.integers(1, 70) | st.just(530), inputs=st.integers(1, 1200),
+    width=st.integers(1, 70) | st.sampled_from([16, 48, 160]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_linear_that_gates_is_a_linear_and_a_gate(
+    form: Format, rows: int, inputs: int, width: int, seed: int
+) -> None:
+    x, weight = floats(rows, inputs, seed=seed), floats(2 * width, inputs, seed=seed + 1)
+    for level in levels():
+        ops = backend(level, form, 2)
+        packed = ops.pack_linear([weight], [floats(2 * width, seed=seed + 2)])
+        apart = compute(ops, lambda: ops.silu_mul(ops.linear(given(x), packed)), batch_of(rows))
+        at_once = compute(ops, lambda: ops.gated_linear(given(x), packed), batch_of(rows))
+        assert np.array_equal(at_once, apart)
+
+
+@pytest.mark.parametrize("form", ALL)
 @pytest.mark.parametrize(
     "inputs, outputs", [(64, 150), (2200, 150), (8999, 331), (771, 2505), (190, 9000)]
 )
