@@ -73,12 +73,19 @@ def test_a_linear_that_gates_is_a_linear_and_a_gate(
     form: Format, rows: int, inputs: int, width: int, seed: int
 ) -> None:
     x, weight = floats(rows, inputs, seed=seed), floats(2 * width, inputs, seed=seed + 1)
+    bias = floats(2 * width, seed=seed + 2)
     for level in levels():
-        ops = backend(level, form, 2)
-        packed = ops.pack_linear([weight], [floats(2 * width, seed=seed + 2)])
-        apart = compute(ops, lambda: ops.silu_mul(ops.linear(given(x), packed)), batch_of(rows))
-        at_once = compute(ops, lambda: ops.gated_linear(given(x), packed), batch_of(rows))
+        at_once, apart = both_ways_to_gate(x, weight, bias, form, level)
         assert np.array_equal(at_once, apart)
+
+
+def both_ways_to_gate(
+    x: Floats, weight: Floats, bias: Floats, form: Format, level: Level
+) -> tuple[Floats, Floats]:
+    ops, batch = backend(level, form), batch_of(len(x))
+    packed = ops.pack_linear([weight], [bias])
+    at_once = compute(ops, lambda: ops.gated_linear(given(x), packed), batch)
+    return at_once, compute(ops, lambda: ops.silu_mul(ops.linear(given(x), packed)), batch)
 
 
 @pytest.mark.parametrize("form", ALL)
