@@ -108,6 +108,11 @@ def silu_mul(scene: Scene) -> None:
         scene.backend.silu_mul(scene.backend.linear(scene.x, linear))
 
 
+def gated_linear(scene: Scene) -> None:
+    for linear in (scene.gate_up, scene.odd_gate_up):
+        scene.backend.gated_linear(scene.x, linear)
+
+
 def take_rows(scene: Scene) -> None:
     ops, rows = scene.backend, scene.step.state_rows
     residual = scene.residual()
@@ -129,6 +134,7 @@ OPERATORS: dict[str, tuple[Callable[[Scene], Any], set[str]]] = {
         {"linear", "rope", "attention"},
     ),
     "silu_mul": (silu_mul, {"linear", "silu_mul"}),
+    "gated_linear": (gated_linear, {"linear", "silu_mul"}),
     "take_rows": (take_rows, {"embedding", "add_rms_norm"}),
     "rope_shift": (
         lambda s: s.backend.rope_shift(s.cache, np.arange(3, dtype=np.int32), -2, s.rotary),
