@@ -32,6 +32,7 @@ from worker.kernels.records import Buffer, Rows
 from worker.kernels.rope import pack_rotary
 from worker.kv_cache import DTYPES, LayerPages
 
+Linear = Callable[[Buffer, Any], Buffer]
 BEYOND_CACHES = 600 << 20
 """Bytes of weights or keys that one measurement goes through."""
 BLOCK_SIZE = 16
@@ -144,12 +145,13 @@ def floats(rows: int, width: int) -> Buffer:
 def linears(
     ops: CpuBackend, sizes: Sizes, rows: int, wanted: Callable[[str], bool]
 ) -> Iterator[Case]:
-    """Yield the four linears of a layer, and the head."""
+    """Yield the four linears of a layer, the one that gates also as it runs, and the head."""
     q_size, kv_size = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     for name, inputs, outputs in (
         ("qkv", sizes.hidden, q_size + 2 * kv_size),
         ("o_proj", q_size, sizes.hidden),
         ("gate_up", sizes.hidden, 2 * sizes.inner),
+        ("gated", sizes.hidden, 2 * sizes.inner),
         ("down", sizes.inner, sizes.hidden),
         ("lm_head", sizes.hidden, sizes.vocab),
     ):
@@ -160,10 +162,10 @@ def linears(
         num_bytes = packed[0].num_bytes
         copies = -(-BEYOND_CACHES // num_bytes)
         packed += [ops.pack_linear([weight]) for _ in range(copies - 1)]
-        x = floats(rows, inputs)
+        x, run = floats(rows, inputs), ops.gated_linear if name == "gated" else ops.linear
 
-        def record(i: int, x: Buffer = x, packed: list[Any] = packed) -> Buffer:
-            return ops.linear(x, packed[i])
+        def record(i: int, run: Linear = run, x: Buffer = x, packed: list[Any] = packed) -> Buffer:
+            return run(x, packed[i])
 
         operations = 2 * inputs * outputs * rows
         yield Case(name, num_bytes, operations, record, copies, packed[0].shape.format)

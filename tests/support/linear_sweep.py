@@ -1,7 +1,7 @@
 """Linears over a sweep of shapes at the levels of one library, compared bit for bit.
 
 `python -m tests.support.linear_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own: what goes
-wrong inside the library ends the process and not the tests.
+wrong inside the library ends the process and not the tests. Even numbers of outputs are gated, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ SHAPES = {
     (130, 96): ROWS,
     (200, 177): ROWS,
     (1100, 16): ROWS,
+    (1100, 64): (33, 50),
     (840, 1100): (17, 33),
     (3300, 40): (1, 2, 8),
 }
 """Rows by (inputs, outputs): below and above a tile, an odd number of panels, more than a pass of
-inputs (of few rows too) or of rows, and more panels than a thread takes at a time."""
+inputs (of few rows too) or of rows, more panels than a thread takes at a time, halves of whole
+panels and others."""
 
 
 def main(path: str, *names: str) -> None:
@@ -43,14 +45,18 @@ def main(path: str, *names: str) -> None:
         packed = [ops.pack_linear([weight], [bias]) for ops in backends]
         for rows in SHAPES[inputs, outputs]:
             x = rng.standard_normal((rows, inputs), np.float32)
-            results = [linear(ops, one, x) for ops, one in zip(backends, packed, strict=True)]
-            for result in results[1:]:
-                assert np.array_equal(result, results[0]), (form.name, rows, inputs, outputs)
+            for gates in (False, True)[: 2 - outputs % 2]:
+                pairs = zip(backends, packed, strict=True)
+                results = [linear(ops, one, x, gates=gates) for ops, one in pairs]
+                for result in results[1:]:
+                    case = (form.name, rows, inputs, outputs, gates)
+                    assert np.array_equal(result, results[0]), case
     sys.stdout.write("ok\n")
 
 
-def linear(ops: CpuBackend, packed: PackedWeight, x: Floats) -> Floats:
-    return compute(ops, lambda: ops.linear(given(x), packed), batch_of(len(x)))
+def linear(ops: CpuBackend, packed: PackedWeight, x: Floats, *, gates: bool) -> Floats:
+    operator = ops.gated_linear if gates else ops.linear
+    return compute(ops, lambda: operator(given(x), packed), batch_of(len(x)))
 
 
 if __name__ == "__main__":

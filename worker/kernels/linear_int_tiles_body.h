@@ -169,13 +169,12 @@ class IntTilePiece {
   }
 
   // What can become bytes beside group g of these rows: the next group, that of the next piece included.
+  // Should that go where this one lies, each tile is loaded before it is written over.
   Unpacking unpacking_beside(int64_t row, int64_t g) {
     bool ends = g + 1 == num_groups_;
     if (IS_SIGNED && row == 0 && !ends) return {group_of(weights_, g + 1), slot(g + 1)};
-    bool is_free = !Block::HAS_PASSES || num_groups_ > 1;
-    if (!IS_SIGNED || !ends || row + TILES * TILE_ROWS < x_.plan.num_rows || !is_free ||
-        next_.num_panels == 0)
-      return {weights_, nullptr};
+    bool are_last = row + TILES * TILE_ROWS >= x_.plan.num_rows;
+    if (!IS_SIGNED || !ends || !are_last || next_.num_panels == 0) return {weights_, nullptr};
     thread_.is_unpacked = true;
     return {TileWeights<PANELS>(a_, next_, x_.plan.padded),
             slot(Block::HAS_PASSES ? 0 : num_groups_)};
@@ -235,8 +234,7 @@ class IntTilePiece {
     w.sums = thread_.sums, w.totals = totals;
     w.x_scales = x_.scales(a_.scratch, row, group);
     for (int64_t p = 0; p < PANELS && HALVES; p++)
-      w.scales[p] = (const bf16*)a_.scales +
-                    (panel_of(p) * num_groups + group) * PANEL;
+      w.scales[p] = (const bf16*)a_.scales + (panel_of(p) * num_groups + group) * PANEL;
     w.row = row, w.num_rows = min_of(TILES * TILE_ROWS, x_.plan.num_rows - row);
     w.piece = now_, w.is_last = group + 1 == num_groups;
   }

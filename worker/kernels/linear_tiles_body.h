@@ -147,9 +147,11 @@ struct TileFetch {
   // Beside a product, where there is one turn.
   template <int I>
   TILE_INLINE void beside(Product<I>) {
-    if constexpr (!Block::HAS_PASSES)
+    constexpr int FIRST = I * LINES / Block::COUNT, END = (I + 1) * LINES / Block::COUNT;
+    if constexpr (!Block::HAS_PASSES) {
 #pragma GCC unroll 16
-      for (int i = I * LINES / Block::COUNT; i < (I + 1) * LINES / Block::COUNT; i++) line(from + i * 64);
+      for (int i = FIRST; i < END; i++) line(from + i * 64);
+    }
   }
   // After a tile of inputs.
   TILE_INLINE void step() {
