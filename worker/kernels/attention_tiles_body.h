@@ -4,12 +4,12 @@
 class TileProducts {
  public:
   TileProducts(const float (*q)[MAX_HEAD_DIM], int64_t num_rows, int64_t head_dim)
-      : vectors_(q, num_rows, head_dim), num_rows_(num_rows), head_dim_(head_dim) {
+      : tiles_(num_rows),
+        vectors_(q, num_rows, head_dim),
+        num_rows_(num_rows),
+        head_dim_(head_dim) {
     for (int64_t r = 0; r < num_rows; r++)
-      for (int64_t k = 0; k < head_dim; k += 32) {
-        store_bf16(q_[r] + k, load(q[r] + k));
-        store_bf16(q_[r] + k + 16, load(q[r] + k + 16));
-      }
+      for (int64_t k = 0; k < head_dim; k += 32) upper_halves(q[r] + k, q_[r] + k);
   }
 
   void score(const uint32_t* const* panels, int64_t num_groups, Ahead* ahead, float* scores) {
@@ -36,6 +36,13 @@ class TileProducts {
  private:
   static constexpr int64_t UNIT_ROWS = 16, MIN_UNIT_ROWS = 3;
 
+  // 32 floats that are rounded to bf16.
+  static void upper_halves(const float* from, bf16* to) {
+    uint32_t words[32];
+    memcpy(words, from, sizeof words);
+    for (int64_t i = 0; i < 32; i++) to[i] = bf16(words[i] >> 16);
+  }
+
   // A group of keys is the right factor as it is: a block of 32 inputs is sixteen lines of pairs.
   // The products of one group wait for each other, so two groups go side by side; a second group
   // that does not exist is the first one again.
@@ -48,10 +55,10 @@ class TileProducts {
       tile_load<4>(q_[0] + b * 32, sizeof q_[0]);
       tile_load<6>(whole_block(panels[0], b), 64);
       tile_product_bf16<0, 4, 6>();
-      ahead->ask(1);
+      ahead->ask(2);
       tile_load<7>(whole_block(panels[other], b), 64);
       tile_product_bf16<1, 4, 7>();
-      ahead->ask(1);
+      ahead->ask(2);
       if (!BOTH) continue;
       tile_load<5>(q_[UNIT_ROWS] + b * 32, sizeof q_[0]);
       tile_product_bf16<2, 5, 6>();
@@ -80,7 +87,7 @@ class TileProducts {
     for (int64_t j = 0; j < PAIR_RUN; j += 2) {
       uint32_t even[16], odd[16];
       for (int64_t k = 0; k < whole; k += 32) {
-        soon.step<2>();
+        soon.step<5>();
         memcpy(even, values[j] + k * 2, sizeof even);
         memcpy(odd, values[j + 1] + k * 2, sizeof odd);
         uint32_t *low = pairs_[k / 16][j / 2], *high = pairs_[k / 16 + 1][j / 2];
@@ -97,11 +104,8 @@ class TileProducts {
 
   void weigh_unit(int64_t j, int64_t first, int64_t stop, const float (*weights)[SPLIT],
                   Ahead* ahead, Partial* out) {
-    alignas(64) bf16 left[UNIT_ROWS][PAIR_RUN] = {};
-    for (int64_t r = first; r < stop; r++) {
-      store_bf16(left[r - first], load(weights[r] + j));
-      store_bf16(left[r - first] + 16, load(weights[r] + j + 16));
-    }
+    alignas(64) bf16 left[UNIT_ROWS][PAIR_RUN];  // what rows there are not has no meaning
+    for (int64_t r = first; r < stop; r++) upper_halves(weights[r] + j, left[r - first]);
     tile_load<4>(left, sizeof left[0]);
     int64_t count = ceil_div(head_dim_, 16);
     for (int64_t d = 0; d < count; d += 4) {
@@ -119,11 +123,11 @@ class TileProducts {
     tile_load<SUMS>(sums, sizeof out->values[0]);
     tile_load<VALUES>(pairs_[d], 64);
     tile_product_bf16<SUMS, 4, VALUES>();
-    ahead->ask(2);
+    ahead->ask(1);
     tile_store<SUMS>(sums, sizeof out->values[0]);
   }
 
-  FullTiles tiles_;
+  LowTiles tiles_;
   VectorProducts<Bf16Cache> vectors_;
   int64_t num_rows_, head_dim_;
   alignas(64) bf16 q_[TILE_ROWS][MAX_HEAD_DIM];

@@ -2,9 +2,10 @@
 // MILLRACE_EMULATE_TILES the same kernels run on any machine, and stop at a tile that is not
 // configured for what is done with it.
 //
-// Every tile is 16 rows of 64 bytes, always: one constant configuration, no stores that a compiler
-// could lose before the instruction that reads them (the intrinsic of gcc 12.2 declares 8 of its 64
-// bytes), and rows that nobody asked for cost nothing where the weights come from memory.
+// A tile of the linears is 16 rows of 64 bytes, always: rows that nobody asked for cost nothing where
+// the weights come from memory. Attention stores its sums after every product, so there they cost.
+// The instruction that configures is told of the whole struct that it reads (the intrinsic of gcc 12.2
+// declares 8 of its 64 bytes, and loses stores to the others).
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -217,6 +218,17 @@ class FullTiles {
  public:
   FullTiles() { tiles_configure(FULL_TILES); }
   ~FullTiles() { tiles_release(); }
+};
+
+// The same where left factors and sums, tiles 0 to 4, have `most_rows` rows if those are fewer.
+class LowTiles {
+ public:
+  explicit LowTiles(int64_t most_rows) {
+    TileConfig config = FULL_TILES;
+    if (most_rows < 16) memset(config.rows, int(most_rows), 5);
+    tiles_configure(config);
+  }
+  ~LowTiles() { tiles_release(); }
 };
 #endif
 

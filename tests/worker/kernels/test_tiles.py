@@ -77,6 +77,9 @@ def run_cpp(folder: Path, code: str, *flags: str) -> subprocess.CompletedProcess
     ("use", "complaint"),
     [
         ("FullTiles tiles; tile_product_bf16<0, 1, 2>();", ""),
+        ("LowTiles tiles(3); tile_product_bf16<0, 4, 5>();", ""),
+        ("LowTiles tiles(3); tile_product_bf16<0, 1, 2>();", "the factors do not meet"),
+        ("LowTiles tiles(3); tile_product_bf16<0, 5, 6>();", "rows of the sum and of the left"),
         ("tile_zero<0>();", "used before they are configured"),
         ("{ FullTiles tiles; } tile_zero<0>();", "used before they are configured"),
         ("config.rows[1] = 8; go();", "rows of the sum and of the left factor differ"),
