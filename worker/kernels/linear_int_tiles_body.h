@@ -119,7 +119,7 @@ class IntTilePiece {
         num_groups_(now.num_inputs / GROUP) {}
 
   void compute() {
-    if (IS_SIGNED && !thread_.is_unpacked) unpack({weights_, slot(0)});
+    if (IS_SIGNED && !thread_.is_unpacked) unpack({weights_, tile_slot(0)});
     thread_.is_unpacked = false;
     for (int64_t row = 0; row < x_.plan.num_rows; row += TILES * TILE_ROWS)
       for (int64_t g = 0; g < num_groups_; g++) add_group(row, g);
@@ -135,55 +135,73 @@ class IntTilePiece {
   static constexpr int STEPS = GROUP / 64;
   static constexpr int SHARE = TILE_ROWS / STEPS;                // lines of each tile of sums
   static constexpr int LINES = 64 / W::LINE_INPUTS;              // of a panel, in a tile of inputs
-  static constexpr int64_t SLOT_BYTES = GROUP * PANEL * PANELS;  // of a group as bytes
+  static constexpr int64_t STEP_BYTES = PANELS * TILE_BYTES;     // of a tile of inputs as bytes
 
-  // A group that becomes bytes, one tile after the other.
+  // Tiles of all panels that become bytes.
   struct Unpacking {
     TileWeights<PANELS> from;  // as they are packed
     uint8_t* to;               // none: there is nothing to do
 
     template <int I>
-    TILE_INLINE void share(Product<I>, int64_t step) const {
+    TILE_INLINE void share(Product<I>) const {
       constexpr int COUNT_OF_SHARE = LINES / TILES, FIRST = I % TILES * COUNT_OF_SHARE;
       constexpr int P = I / TILES;
-      unpack_lines<W, COUNT_OF_SHARE>(from.panels[P] + (step * LINES + FIRST) * 64,
-                                      to + (step * PANELS + P) * TILE_BYTES +
-                                          I % TILES * (TILE_BYTES / TILES));
+      unpack_lines<W, COUNT_OF_SHARE>(
+          from.panels[P] + FIRST * 64, to + P * TILE_BYTES + I % TILES * (TILE_BYTES / TILES));
+    }
+    void step() {
+      for (const uint8_t*& panel : from.panels) panel += LINES * 64;
+      to += STEP_BYTES;
     }
   };
 
-  // Bytes of a group: one turn of rows needs no more than a group and the next, many keep a pass.
-  uint8_t* slot(int64_t g) {
-    return thread_.bytes + (Block::HAS_PASSES ? g : (thread_.num_groups + g) % 2) * SLOT_BYTES;
+  // Bytes of a tile of inputs, numbered in the piece: many turns of rows keep a pass, one turn needs no
+  // more than what is multiplied and what comes next, and what the first cache keeps is better small.
+  uint8_t* tile_slot(int64_t tile) {
+    bool is_odd = (thread_.num_groups * STEPS + tile) % 2;
+    return thread_.bytes + (Block::HAS_PASSES ? tile : is_odd) * STEP_BYTES;
   }
-
-  template <int I = 0>
-  void unpack(const Unpacking& unpacking) {
-    for (int64_t step = 0; step < STEPS; step++) unpacking.share(Product<I>(), step);
-    if constexpr (I + 1 < COUNT) unpack<I + 1>(unpacking);
-  }
-
-  TileWeights<PANELS> group_of(TileWeights<PANELS> weights, int64_t g) {
-    for (const uint8_t*& panel : weights.panels) panel += panel_bytes(W::FORMAT, g * GROUP);
+  TileWeights<PANELS> tile_of(TileWeights<PANELS> weights, int64_t tile) {
+    for (const uint8_t*& panel : weights.panels) panel += tile * LINES * 64;
     return weights;
   }
 
-  // What can become bytes beside group g of these rows: the next group, that of the next piece included.
-  // Should that go where this one lies, each tile is loaded before it is written over.
-  Unpacking unpacking_beside(int64_t row, int64_t g) {
+  template <int I = 0>
+  void unpack_tile(const Unpacking& unpacking) {
+    unpacking.share(Product<I>());
+    if constexpr (I + 1 < COUNT) unpack_tile<I + 1>(unpacking);
+  }
+  // What the products of a piece begin with.
+  void unpack(Unpacking unpacking) {
+    for (int64_t i = 0; i < (Block::HAS_PASSES ? STEPS : 1); i++, unpacking.step())
+      unpack_tile(unpacking);
+  }
+
+  // What can become bytes beside group g of these rows, of many: the next group, that of the next piece
+  // included. Should that go where this one lies, each tile is loaded before it is written over.
+  Unpacking beside_group(int64_t row, int64_t g) {
+    int64_t tile = (g + 1) * STEPS;
     bool ends = g + 1 == num_groups_;
-    if (IS_SIGNED && row == 0 && !ends) return {group_of(weights_, g + 1), slot(g + 1)};
+    if (IS_SIGNED && row == 0 && !ends) return {tile_of(weights_, tile), tile_slot(tile)};
     bool are_last = row + TILES * TILE_ROWS >= x_.plan.num_rows;
     if (!IS_SIGNED || !ends || !are_last || next_.num_panels == 0) return {weights_, nullptr};
     thread_.is_unpacked = true;
-    return {TileWeights<PANELS>(a_, next_, x_.plan.padded),
-            slot(Block::HAS_PASSES ? 0 : num_groups_)};
+    return {TileWeights<PANELS>(a_, next_, x_.plan.padded), thread_.bytes};
+  }
+  // The same beside a tile of inputs, of few rows: the one after it. After the last one there is any.
+  Unpacking beside_tile(int64_t tile) {
+    bool ends = tile + 1 == num_groups_ * STEPS;
+    if (!ends) return {tile_of(weights_, tile + 1), tile_slot(tile + 1)};
+    thread_.is_unpacked = next_.num_panels > 0;
+    return {TileWeights<PANELS>(a_, next_.num_panels ? next_ : now_, x_.plan.padded),
+            tile_slot(tile + 1)};
   }
 
   void add_group(int64_t row, int64_t g) {
-    Unpacking unpacking = unpacking_beside(row, g);
     auto& writer = thread_.writer;
-    if (unpacking.to) {
+    Unpacking unpacking = {weights_, nullptr};
+    if (Block::HAS_PASSES) unpacking = beside_group(row, g);
+    if (unpacking.to || (IS_SIGNED && !Block::HAS_PASSES)) {
       writer.finish();
       multiply<true, false>(row, g, unpacking);
     } else if (writer.is_beside()) {
@@ -200,20 +218,24 @@ class IntTilePiece {
   void multiply(int64_t row, int64_t g, const Unpacking& unpacking) {
     const uint8_t* x = x_.plan.tiles(a_.scratch, row, now_.k) + g * GROUP * TILE_ROWS;
     int64_t stride = x_.plan.stride_of(row, now_);
-    auto weights = IS_SIGNED ? TileWeights<PANELS>(slot(g)) : group_of(weights_, g);
+    auto weights = tile_of(weights_, g * STEPS);
     auto fetch = fetch_;
     auto writer = thread_.writer;
     const auto waiting = thread_.waiting;
-    const auto bytes = unpacking;
+    auto bytes = unpacking;
     zero_tiles<COUNT>();
-    for (int64_t step = 0; step < STEPS; step++) {
-      add_inputs<Products>(Block(), x, stride, weights, step, [&](auto product) TILE_INLINED {
+    for (int64_t step = 0; step < STEPS; step++, x += TILE_BYTES) {
+      if (IS_SIGNED) weights = TileWeights<PANELS>(tile_slot(g * STEPS + step));
+      if (UNPACKS && !Block::HAS_PASSES) bytes = beside_tile(g * STEPS + step);
+      add_inputs<Products>(Block(), x, stride, weights, 0, [&](auto product) TILE_INLINED {
         fetch.beside(product);
         if (waiting.num_rows) add_scaled<W, IS_SIGNED, product, SHARE>(waiting, step * SHARE);
         if constexpr (WRITES) writer.template beside<SHARE>(product);
-        if constexpr (UNPACKS) bytes.share(product, step);
+        if constexpr (UNPACKS) bytes.share(product);
       });
       fetch.step();
+      if (!IS_SIGNED) weights = tile_of(weights, 1);
+      if constexpr (UNPACKS) bytes.step();
       if constexpr (WRITES) writer.step(SHARE);
     }
     fetch_ = fetch;
@@ -265,7 +287,7 @@ class IntTilePiece {
   const Piece& next_;
   IntTileThread<Block>& thread_;
   TileWeights<PANELS> weights_;
-  TileFetch<Block, LINES, 2048, Block::HAS_PASSES ? SECOND_CACHE : FIRST_CACHE> fetch_;
+  TileFetch<Block, LINES, 3072, Block::HAS_PASSES ? SECOND_CACHE : FIRST_CACHE> fetch_;
   int64_t num_groups_;
 };
 
