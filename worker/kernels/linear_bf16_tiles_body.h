@@ -79,7 +79,7 @@ class FloatTilePiece {
   const Piece& now_;
   FloatTileThread<Block>& thread_;
   TileWeights<PANELS> weights_;
-  TileFetch<Block, TILE_ROWS, 1024, Block::TILES == 1 ? FIRST_CACHE : SECOND_CACHE> fetch_;
+  TileFetch<Block, TILE_ROWS, 1024, SECOND_CACHE> fetch_;
 };
 
 // Inputs first..end-1 of a row of activations into its tiles, as bf16.
