@@ -25,7 +25,7 @@ __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
   constexpr bool FETCH_X = LANES_LEVEL != 256 && !keeps<W> && 2 * ROWS >= FLOAT_ROWS;
   // Sixteen registers hold the weights of one panel beside the sums.
   constexpr int TOGETHER = LANES_LEVEL == 256 && ROWS > 1 ? 1 : PANELS;
-  Fetch fetch = t.fetch;
+  Stream fetch = t.fetch;
   const float* x = t.x + b * BLOCK * ROWS + ODD;
   const float* next_x = t.next_x + (2 * b + ODD) * (BLOCK / 2 * ROWS);
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * W::PAIR_BYTES);
@@ -35,9 +35,10 @@ __attribute__((noinline)) void add_chains(FloatTile<float>& t, int64_t b,
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; p++) sums[m][p] = zero();
+  fetch.turn();
   for (int i = 0; i < BLOCK / 2; i += 2) {
     // Of several rows the first cache is full of what their tile works with.
-    fetch.step<PANELS, ROWS == 1 ? FIRST_CACHE : SECOND_CACHE>();
+    fetch.step<PANELS, ROWS == 1 ? FIRST_CACHE : SECOND_CACHE, W::PAIR_BYTES / Stream::LINE>();
     if constexpr (FETCH_X) __builtin_prefetch(next_x + i * ROWS);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
@@ -91,7 +92,7 @@ void float_tile(FloatTile<float>& t) {
 template <class W, int ROWS, bool KEEP>
 void float_panels(FloatTile<typename W::Input>& t, int64_t num_panels) {
   constexpr int WIDTH = float_width(ROWS);
-  Fetch begin = t.fetch;
+  Stream begin = t.fetch;
   for (int64_t p = 0, done; p < num_panels; p += done) {
     done = num_panels - p >= WIDTH ? WIDTH : 1;
     t.fetch = begin.moved(p);
@@ -170,8 +171,8 @@ void float_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, co
   bool one = order.one_stream;
   bool keep = (keeps<W> || W::INPUTS == 2) && !one && tiles.count > FEW_TILES<W>;
   int64_t in_a_row = one ? now.num_panels : 1;
-  Fetch fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, W::PAIR_BYTES,
-              tiles.count, fetched_ahead<W>(one, tiles.num_rows));
+  Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
+               W::PAIR_BYTES, tiles.count, fetched_ahead<W>(one, tiles.num_rows));
   auto x = [&](int64_t tile, int64_t k) {
     int64_t start = (first + tiles.first(tile)) * padded + k * tiles.height(tile);
     return (const Input*)a.scratch + start / W::INPUTS;

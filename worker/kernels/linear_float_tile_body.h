@@ -62,7 +62,7 @@ struct FloatTile {
   int64_t num_blocks;
   float* sums;             // of the passes so far
   int64_t sums_stride;
-  Fetch fetch;
+  Stream fetch;
   bool keep;               // of many: floats write the weights as W::Kept, for the tiles after this one
   float* kept;
   bool in_a_row;           // one panel after the other, as they lie

@@ -50,44 +50,6 @@ inline Lanes scaled(Lanes sum, Lanes products, Lanes x_scale, Lanes weight_scale
   return fma(products * x_scale, weight_scale, sum);
 }
 
-// Weights that are wanted soon: first the rest of this piece, then the piece after it. Several tiles
-// share the piece after theirs, and each step asks for a part of a line: asking again for one that is
-// on its way costs nothing, a branch in every step does (4 % of 8 rows).
-struct Stream {
-  static constexpr int64_t LINE = 64;  // bytes of a panel
-  const uint8_t* from;
-  const uint8_t* end;  // of this piece
-  const uint8_t* next;
-  int64_t panel_stride;
-  int64_t advance;  // bytes of a panel at a step
-
-  Stream(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
-         int64_t tiles_of_steps, int64_t ahead)
-      : from(next), end(next), next(next), panel_stride(panel_stride), advance(LINE / tiles_of_steps) {
-    if (tiles_of_steps > 1) return;
-    if (num_bytes > ahead) from = now + ahead;
-    end = now + num_bytes;
-  }
-
-  // Before every chunk of the inputs.
-  void turn() { from = from == end ? next : from; }
-
-  // It changes something: what only prefetches has no effect for gcc 12, and is left out.
-  template <int PANELS, int WHERE>
-  void step() {
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, WHERE);
-    from += advance;
-  }
-
-  Stream moved(int64_t panels) const {
-    Stream other = *this;
-    other.from += panels * panel_stride, other.end += panels * panel_stride;
-    other.next += panels * panel_stride;
-    return other;
-  }
-};
-
 // A rectangle of the output and the groups of one pass over it.
 struct IntTile {
   const uint8_t* x;        // [inputs of the pass / CHUNK][rows][CHUNK] of W::Input
@@ -303,7 +265,7 @@ void int_piece(const LinearArguments& a, int64_t first, const Tiles& tiles, cons
   bool keep = keeps_bytes<W> && !one && tiles.count > unkept_tiles();
   int64_t in_a_row = one ? now.num_panels : 1;
   int64_t ahead = one ? stream_ahead(tiles.num_rows * W::LINE_INPUTS / 4) : tile_ahead(tiles.num_rows);
-  Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride,
+  Stream fetch(weights, in_a_row * panel_bytes(W::FORMAT, now.num_inputs), wanted, stride, Stream::LINE,
                keep ? 2 * tiles.count - 1 : tiles.count, ahead);
   PieceSums sums(a, first, tiles.num_rows, now, order, pass_sums);
   for (int64_t i = 0; i < tiles.count; i++) {

@@ -7,7 +7,7 @@ constexpr int PAIR_ROWS = 4;  // of the rows of a tile, so many at a time
 // registers: written down between the two they would cost a tenth of the time.
 template <int ROWS, int PANELS>
 __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int first, int height) {
-  Fetch fetch = t.fetch;
+  Stream fetch = t.fetch;
   const uint32_t* x = t.x + (b * height + first) * PAIRS_OF_ROW;
   const uint8_t* pair = t.weights + b * (BLOCK / 2 * Bf16Pairs::PAIR_BYTES);
   const int64_t panel_stride = t.panel_stride;
@@ -15,6 +15,7 @@ __attribute__((noinline)) void add_pairs(FloatTile<uint32_t>& t, int64_t b, int 
   for (int odd = 0; odd < 2; odd++)
     for (int m = 0; m < ROWS; m++)
       for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
+  fetch.turn();
   for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * Bf16Pairs::PAIR_BYTES) {
     fetch.step<PANELS, FIRST_CACHE>();
     if (height == ROWS) fetch.step<PANELS, FIRST_CACHE>();  // nobody else fetches the other half
@@ -69,7 +70,7 @@ template <int ROWS, int WHERE>
 __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
   constexpr int64_t LINE = Bf16Pairs::PAIR_BYTES;
   constexpr int SPREAD = spread_rows(ROWS, WHERE);
-  Fetch fetch = t.fetch;
+  Stream fetch = t.fetch;
   const uint32_t* x = t.x;
   const uint8_t* line = t.weights;
   float* to = t.sums;
@@ -80,6 +81,7 @@ __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
   for (int64_t b = 0; b < t.num_blocks; b++, x += (ROWS - 1) * PAIRS_OF_ROW) {
     Lanes even[ROWS], odd[ROWS];
     for (int m = 0; m < ROWS; m++) even[m] = odd[m] = zero();
+    fetch.turn();
     for (int64_t i = 0; i < PAIRS_OF_ROW; i += 4, x += 4, line += 4 * LINE) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) fetch.step<1, WHERE>();
@@ -101,7 +103,7 @@ __attribute__((noinline)) void add_panel(FloatTile<uint32_t>& t) {
 template <int ROWS>
 void panel_tile(FloatTile<uint32_t>& t) {
   if constexpr (2 * ROWS >= FLOAT_ROWS) {  // or there are no other tiles
-    int64_t num_tiles = t.fetch.every;
+    int64_t num_tiles = t.fetch.num_tiles;
     if (num_tiles <= 2 && by_second_cache(ROWS * num_tiles)) return add_panel<ROWS, SECOND_CACHE>(t);
     if (num_tiles > 1) return add_panel<ROWS, FIRST_CACHE>(t);  // they read weights again
   }
@@ -112,7 +114,7 @@ void panel_tile(FloatTile<uint32_t>& t) {
 // their sums and both chains stay in registers over all blocks.
 template <int ROWS, int PANELS, int HEIGHT>
 __attribute__((noinline)) void add_blocks(FloatTile<uint32_t>& t, int first) {
-  Fetch fetch = t.fetch;
+  Stream fetch = t.fetch;
   const uint32_t *x = t.x + first * PAIRS_OF_ROW, *next_x = t.next_x;
   const uint8_t* pair = t.weights;
   float* to = t.sums + first * t.sums_stride;
@@ -127,6 +129,7 @@ __attribute__((noinline)) void add_blocks(FloatTile<uint32_t>& t, int first) {
     for (int odd = 0; odd < 2; odd++)
       for (int m = 0; m < ROWS; m++)
         for (int p = 0; p < PANELS; p++) chains[odd][m][p] = zero();
+    fetch.turn();
     for (int64_t i = 0; i < PAIRS_OF_ROW; i += 2, x += 2, pair += 2 * Bf16Pairs::PAIR_BYTES) {
       if (first < 2 * ROWS)  // what is left of a tile after two is fetched
         fetch.step<PANELS, SECOND_CACHE>();

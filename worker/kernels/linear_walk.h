@@ -239,49 +239,57 @@ inline void fetch_to_write(const float* line) {
 #endif
 }
 
-// Weights that are wanted soon, in panels side by side: some bytes of each are fetched at every
-// `every`th step of a tile, so that memory is at work while the tile computes. First comes the rest
-// of this piece, then the piece after it.
-struct Fetch {
+// Weights that are wanted soon, in panels side by side, so that memory is at work while a tile computes:
+// first the rest of this piece, then the piece after it. Tiles that share a piece share the piece after
+// it, and each of their steps asks for a part of a line: asking again for one that is on its way costs
+// nothing, a branch in every step does.
+struct Stream {
+  static constexpr int64_t LINE = 64;
   const uint8_t* from;
-  const uint8_t* end;    // of this piece
+  uint64_t end;          // where this piece does, if it is asked for
   const uint8_t* next;   // the piece after it
   int64_t panel_stride;  // bytes
-  int64_t bytes;
-  int64_t every;
-  int64_t steps_left;
+  int64_t num_tiles;     // that share
+  int64_t advance;       // bytes of a panel at a step
 
-  // One tile fetches what is `ahead` bytes of it. Several tiles of a piece share the piece after it.
-  Fetch(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
-        int64_t bytes, int64_t every, int64_t ahead = 2048)
+  // A lone tile asks for what is `ahead` bytes of it, `step_bytes` of each panel at a step.
+  Stream(const uint8_t* now, int64_t num_bytes, const uint8_t* next, int64_t panel_stride,
+         int64_t step_bytes, int64_t num_tiles, int64_t ahead)
       : from(next),
-        end(next),
+        end(NOTHING),
         next(next),
         panel_stride(panel_stride),
-        bytes(bytes),
-        every(every),
-        steps_left(1) {
-    if (every > 1) return;
-    if (num_bytes > ahead) from = now + ahead;
-    end = now + num_bytes;
+        num_tiles(num_tiles),
+        advance((step_bytes + num_tiles / 2) / num_tiles) {
+    if (num_tiles == 1 && num_bytes > ahead) from = now + ahead, end = uint64_t(now + num_bytes);
   }
 
-  template <int PANELS, int WHERE>
+  // Once in some steps.
+  void turn() {
+    bool ends = uint64_t(from) >= end;
+    from = ends ? next : from;
+    end = ends ? NOTHING : end;
+  }
+
+  // It changes something: what only prefetches has no effect for gcc 12, and is left out.
+  template <int PANELS, int WHERE, int LINES = 1>
   void step() {
-    if (--steps_left > 0) return;
 #pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) __builtin_prefetch(from + p * panel_stride, 0, WHERE);
-    from += bytes;
-    if (from == end) from = next;
-    steps_left = every;
+    for (int p = 0; p < PANELS; p++)
+#pragma GCC unroll 2
+      for (int i = 0; i < LINES; i++) __builtin_prefetch(from + p * panel_stride + i * LINE, 0, WHERE);
+    from += advance;
   }
 
-  Fetch moved(int64_t panels) const {
-    Fetch other = *this;
-    other.from += panels * panel_stride, other.end += panels * panel_stride;
-    other.next += panels * panel_stride;
+  Stream moved(int64_t panels) const {
+    Stream other = *this;
+    other.from += panels * panel_stride, other.next += panels * panel_stride;
+    if (end != NOTHING) other.end += uint64_t(panels * panel_stride);
     return other;
   }
+
+ private:
+  static constexpr uint64_t NOTHING = UINT64_MAX;
 };
 
 }  // namespace millrace
