@@ -154,8 +154,8 @@ class Lookahead {
   void begin(const Place& place) {
     planned_ = now_, ends_ = false;
     plan(last_ = place);
-    turn_to_list(2 * now_);
-    if (ON_AMD) cells(now_).turn(&ahead, cells(now_).keys, cells(now_).first_key(), PAIR_RUN);
+    const SplitCells& here = cells(now_);
+    ON_AMD ? here.turn(&ahead, here.keys, here.first_key(), PAIR_RUN) : turn_to_list(2 * now_);
     ahead.ask_all();
   }
 

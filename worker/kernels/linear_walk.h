@@ -264,7 +264,7 @@ struct Stream {
     if (num_tiles == 1 && num_bytes > ahead) from = now + ahead, end = uint64_t(now + num_bytes);
   }
 
-  // Once in some steps.
+  // Before the steps of a block or a chunk, which need not look where they are.
   void turn() {
     bool ends = uint64_t(from) >= end;
     from = ends ? next : from;
