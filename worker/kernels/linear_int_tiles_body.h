@@ -199,9 +199,11 @@ class IntTilePiece {
 
   void add_group(int64_t row, int64_t g) {
     auto& writer = thread_.writer;
-    Unpacking unpacking = {weights_, nullptr};
-    if (Block::HAS_PASSES) unpacking = beside_group(row, g);
-    if (unpacking.to || (IS_SIGNED && !Block::HAS_PASSES)) {
+    // Of few rows each tile of inputs finds by itself what goes beside it.
+    Unpacking unpacking =
+        Block::HAS_PASSES ? beside_group(row, g) : Unpacking{weights_, nullptr};
+    bool unpacks = Block::HAS_PASSES ? unpacking.to != nullptr : IS_SIGNED;
+    if (unpacks) {
       writer.finish();
       multiply<true, false>(row, g, unpacking);
     } else if (writer.is_beside()) {
