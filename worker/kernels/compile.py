@@ -44,6 +44,8 @@ FLAGS = (
     "-ffp-contract=off",  # a product and a sum stay two roundings unless a kernel says fma
 )
 LINK_FLAGS = ("-shared", "-pthread")
+LONGEST = ("linear_int.cpp", "attention.cpp", "linear_float.cpp")
+"""Compiled before the others, or one core would be at one of them alone in the end."""
 SLIM = ("-fno-asynchronous-unwind-tables", *(("-Wl,-s",) if sys.platform == "linux" else ()))
 """Nobody but a debugger or a sanitizer unwinds through the kernels, or asks for their names."""
 
@@ -191,7 +193,7 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     with ThreadPoolExecutor(cores) as pool, calls:
-        compiled = [pool.submit(one, source) for source in sorted(SOURCES.glob("*.cpp"))]
+        compiled = [pool.submit(one, source) for source in _sources()]
         waiting = set(compiled)
         while waiting:  # a signal that comes just before a wait is seen after it only
             done, waiting = wait(waiting, LOOK_S, FIRST_EXCEPTION)
@@ -200,6 +202,13 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
         objects = [done.result() for done in compiled]
         trim = ("-Wl,--as-needed",) if sys.platform == "linux" else ()
         calls.run([*compiler, *LINK_FLAGS, *flags, *trim, *objects, "-o", str(target), "-lm"])
+
+
+def _sources() -> list[Path]:
+    """Return what is compiled, in the order in which it is begun."""
+    found = {path.name: path for path in SOURCES.glob("*.cpp")}
+    first = [found.pop(name) for name in LONGEST if name in found]
+    return [*first, *sorted(found.values())]
 
 
 class _Calls:

@@ -1,26 +1,20 @@
-// The packed linear at every level, see `linear.h`, and the gated activation, which it may end with.
+// The packed linear, see `linear.h`: that of floats or that of integers, which are two files because
+// compilers take half a minute over both.
 #include "linear.h"
 
-#include <type_traits>
-
-#include "linear_walk.h"
 #include "operands.h"
 #include "program.h"
-#include "tiles.h"
-
-#define KERNEL_BODY "linear_body.h"
-#include "each_level.h"
 
 namespace millrace {
 
-const Levels silu_mul_kernels = EVERY_LEVEL(silu_mul);
+template <Level LEVEL>
+static void linear(const Run& run, const Op& op) {
+  auto format = op.as<LinearArguments>().format;
+  bool is_of_ints = format == Format::INT8 || format == Format::INT4;
+  (is_of_ints ? int_linear_kernels : float_linear_kernels).at(LEVEL)(run, op);
+}
 
-#if defined(MILLRACE_EMULATE_TILES)
-const Levels linear_kernels = EVERY_LEVEL_AND(linear, portable::linear, portable::linear_tiles);
-#elif defined(__x86_64__)
-const Levels linear_kernels = EVERY_LEVEL_AND(linear, avx512::linear_pairs, avx512::linear_tiles);
-#else
-const Levels linear_kernels = EVERY_LEVEL(linear);
-#endif
+const Levels linear_kernels = {linear<Level::PORTABLE>, linear<Level::AVX2>, linear<Level::AVX512>,
+                               linear<Level::AVX512_BF16>, linear<Level::AMX>};
 
 }  // namespace millrace

@@ -1,4 +1,4 @@
-// The linear at one level: what floats and integers share, and both.
+// The linear at one level: what floats and integers share.
 #include "silu_mul_body.h"
 
 inline void store_columns(float* p, Lanes a, int64_t count, bool past_caches = false) {
@@ -83,13 +83,6 @@ class PieceSums {
 #include "pair_lanes.h"
 #include "spread_lanes.h"
 
-#include "linear_float_tile_body.h"
-#if LANES_LEVEL == 512
-#include "linear_pairs_body.h"
-#endif
-#include "linear_float_body.h"
-#include "linear_int_body.h"
-
 inline LinearArguments arguments_of(const Run& run, const Op& op) {
   auto a = op.as<LinearArguments>();
   int64_t num_rows = run.step.count(op.rows);
@@ -98,32 +91,6 @@ inline LinearArguments arguments_of(const Run& run, const Op& op) {
   return a;
 }
 
-void gate_outputs(const Run& run, const LinearArguments& a, int64_t num_rows) {
+inline void gate_outputs(const Run& run, const LinearArguments& a, int64_t num_rows) {
   if (a.gated) gate_rows(run, {a.out, a.gated, a.num_outputs / 2}, num_rows);
 }
-
-void linear(const Run& run, const Op& op) {
-  auto a = arguments_of(run, op);
-  int64_t num_rows = run.step.count(op.rows);
-  switch (a.format) {
-    case Format::F32: float_linear<F32Weights>(run, a, num_rows); break;
-    case Format::BF16: float_linear<Bf16Weights>(run, a, num_rows); break;
-    case Format::F16: float_linear<F16Weights>(run, a, num_rows); break;
-    case Format::INT8: int_linear<Int8Weights>(run, a, num_rows); break;
-    case Format::INT4: int_linear<Int4Weights>(run, a, num_rows); break;
-  }
-  gate_outputs(run, a, num_rows);
-}
-
-#if LANES_LEVEL == 512
-void linear_pairs(const Run& run, const Op& op) {
-  auto a = arguments_of(run, op);
-  if (a.format != Format::BF16) return linear(run, op);
-  float_linear<Bf16Pairs>(run, a, run.step.count(op.rows));
-  gate_outputs(run, a, run.step.count(op.rows));
-}
-#endif
-
-#if LANES_LEVEL == TILES_BESIDE
-#include "linear_tiles_body.h"
-#endif

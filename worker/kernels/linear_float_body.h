@@ -1,4 +1,10 @@
 // Linears over floats, once per level. See `linear.h` for layout and order of summation.
+#include "linear_body.h"
+
+#include "linear_float_tile_body.h"
+#if LANES_LEVEL == 512
+#include "linear_pairs_body.h"
+#endif
 
 constexpr int64_t FLOAT_PASS = 512;  // inputs of a piece of more rows than a tile has
 // A lone tile goes on as long as its activations leave room in the first cache; at AVX2, whose tiles
@@ -262,3 +268,37 @@ void float_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     });
   }
 }
+
+void linear_floats(const Run& run, const Op& op) {
+  auto a = arguments_of(run, op);
+  int64_t num_rows = run.step.count(op.rows);
+  switch (a.format) {
+    case Format::F32: float_linear<F32Weights>(run, a, num_rows); break;
+    case Format::F16: float_linear<F16Weights>(run, a, num_rows); break;
+    default: float_linear<Bf16Weights>(run, a, num_rows);
+  }
+  gate_outputs(run, a, num_rows);
+}
+
+#if LANES_LEVEL == 512
+void linear_pairs(const Run& run, const Op& op) {
+  auto a = arguments_of(run, op);
+  if (a.format != Format::BF16) return linear_floats(run, op);
+  float_linear<Bf16Pairs>(run, a, run.step.count(op.rows));
+  gate_outputs(run, a, run.step.count(op.rows));
+}
+#endif
+
+#if LANES_LEVEL == TILES_BESIDE
+#include "linear_tiles_body.h"
+
+#include "linear_bf16_tiles_body.h"
+
+void linear_float_tiles(const Run& run, const Op& op) {
+  bool on_tiles = op.as<LinearArguments>().format == Format::BF16;
+  if (!on_tiles || run.step.count(op.rows) < MIN_TILE_ROWS) return linear_floats(run, op);
+  each_tile_pass(run, op, [&](const TileLinear& part, int64_t rows) {
+    float_tile_linear(run, part, rows);
+  });
+}
+#endif

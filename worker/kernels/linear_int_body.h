@@ -1,4 +1,6 @@
 // Linears over quantised weights, once per level. See `linear.h` for layout and order of summation.
+#include "linear_body.h"
+
 #include "int_lanes.h"
 
 struct Int8Weights {
@@ -334,3 +336,29 @@ void int_linear(const Run& run, const LinearArguments& a, int64_t num_rows) {
     });
   }
 }
+
+void linear_ints(const Run& run, const Op& op) {
+  auto a = arguments_of(run, op);
+  int64_t num_rows = run.step.count(op.rows);
+  if (a.format == Format::INT8)
+    int_linear<Int8Weights>(run, a, num_rows);
+  else
+    int_linear<Int4Weights>(run, a, num_rows);
+  gate_outputs(run, a, num_rows);
+}
+
+#if LANES_LEVEL == TILES_BESIDE
+#include "linear_tiles_body.h"
+
+#include "linear_int_tiles_body.h"
+
+void linear_int_tiles(const Run& run, const Op& op) {
+  if (run.step.count(op.rows) < MIN_TILE_ROWS) return linear_ints(run, op);
+  each_tile_pass(run, op, [&](const TileLinear& part, int64_t rows) {
+    if (part.format == Format::INT8)
+      int_tile_linear<Int8Weights>(run, part, rows);
+    else
+      int_tile_linear<Int4Tiles>(run, part, rows);
+  });
+}
+#endif

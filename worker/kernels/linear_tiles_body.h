@@ -326,22 +326,15 @@ void with_block(int64_t row_tiles, Walk&& walk) {
   walk(ManyRows());
 }
 
-#include "linear_bf16_tiles_body.h"
-#include "linear_int_tiles_body.h"
-
-void linear_tiles(const Run& run, const Op& op) {
+// Call linear(part, rows) for all rows, as many at a time as go by the weights together.
+template <class Part>
+void each_tile_pass(const Run& run, const Op& op, Part&& linear) {
   auto a = op.as<LinearArguments>();
   int64_t num_rows = run.step.count(op.rows);
-  bool has_tiles = a.format == Format::BF16 || a.format == Format::INT8 || a.format == Format::INT4;
-  if (num_rows < MIN_TILE_ROWS || !has_tiles) return linear(run, op);
   for (int64_t first = 0; first < num_rows; first += TILE_ROWS_PER_PASS) {
     int64_t rows = min_of(TILE_ROWS_PER_PASS, num_rows - first);
     TileLinear part(a, first, rows);
-    switch (a.format) {
-      case Format::INT8: int_tile_linear<Int8Weights>(run, part, rows); break;
-      case Format::INT4: int_tile_linear<Int4Tiles>(run, part, rows); break;
-      default: float_tile_linear(run, part, rows);
-    }
+    linear(part, rows);
     if (!part.gates) gate_outputs(run, part, rows);
   }
 }

@@ -91,6 +91,8 @@ struct Levels {
 
 // Each is defined in the file of its operator.
 extern const Levels linear_kernels;
+extern const Levels float_linear_kernels;
+extern const Levels int_linear_kernels;
 extern const Levels embedding_kernels;
 extern const Levels take_rows_kernels;
 extern const Levels rms_norm_kernels;

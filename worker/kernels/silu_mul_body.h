@@ -20,7 +20,7 @@ inline void gate(const float* g, const float* u, float* out, int64_t count, int6
 }
 
 // Strips of all rows, as the linear after it takes them.
-void gate_rows(const Run& run, const SiluMulArguments& a, int64_t rows) {
+inline void gate_rows(const Run& run, const SiluMulArguments& a, int64_t rows) {
   int64_t vectors = ceil_div(a.width, 16);
   int64_t size = 16 * strip_of(vectors, max_of(2, rows), run.pool.num_threads());
   bool past_caches = exceeds_caches(a.out, rows, a.width);
@@ -34,6 +34,6 @@ void gate_rows(const Run& run, const SiluMulArguments& a, int64_t rows) {
   });
 }
 
-void silu_mul(const Run& run, const Op& op) {
+inline void silu_mul(const Run& run, const Op& op) {
   gate_rows(run, op.as<SiluMulArguments>(), run.step.count(op.rows));
 }

@@ -195,6 +195,17 @@ def test_the_name_follows_sources_flags_and_compiler(
     assert len({plain, changed, library_name([fake[0]])}) == 3
 
 
+def test_what_takes_longest_is_compiled_first(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    compile_library(tmp_path / "library", fake[0])
+    begun = [line for line in fake[1].read_text().splitlines() if " -c " in line]
+    for name, call in zip(compiling.LONGEST, begun, strict=False):
+        assert f"/{name} " in call
+    assert len(begun) == len(list(compiling.SOURCES.glob("*.cpp")))
+
+
 @pytest.mark.parametrize("option", ["-g", "-fsanitize=address", ""])
 def test_only_who_looks_into_the_library_gets_its_symbols(
     fake: tuple[str, Path], tmp_path: Path, option: str
