@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import sys
 import time
-import urllib.request
 from typing import Any
 
 from bench.sse_client import Outcome, stream
 from common.settings import inherited
+from millrace.errors import CommandError
+from millrace.http import Server
+from millrace.speech import harmless
 
 PROMPTS = (
     "What is {a} + {b}?",
@@ -35,15 +36,8 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def first_model(url: str, key: str) -> str:
-    """Return the first served model's id; raise OSError or ValueError when there is none."""
-    request = urllib.request.Request(f"{url}/v1/models")
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        served = json.load(reply)["data"]
-    if not served:
-        raise ValueError("it serves none yet")
-    return str(served[0]["id"])
+    """Return the first served model's id; raise CommandError when there is none."""
+    return str(Server(url, key).models()[0]["id"])
 
 
 def chat(model: str, number: int, max_tokens: int, exact: bool) -> dict[str, Any]:
@@ -61,6 +55,8 @@ def chat(model: str, number: int, max_tokens: int, exact: bool) -> dict[str, Any
 async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     """Send the load to one server and return its figures."""
     url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith("http://"):
+        raise CommandError("a load goes to http:// addresses alone")
     model = args.model or first_model(url, args.key)
     places = asyncio.Semaphore(args.streams)
 
@@ -74,7 +70,7 @@ async def run(args: argparse.Namespace, url: str) -> dict[str, float]:
     wall_s = time.monotonic() - started
     good = [o for o in outcomes if o.ok]
     if bad := [o for o in outcomes if not o.ok]:
-        said = failure(bad[0])
+        said = harmless(failure(bad[0]))
         print(f"millrace bench: {url}: first failure: {said}", file=sys.stderr)
     gaps = [b - a for o in good for a, b in zip(o.arrivals, o.arrivals[1:], strict=False)]
     ttft = [o.ttft_s for o in good]
@@ -124,8 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     for url in filter(None, (args.url, args.vs)):
         try:
             reports.append(asyncio.run(run(args, url)))
-        except (OSError, ValueError) as error:  # HTTP errors are OSErrors
-            print(f"millrace bench: no model to be had at {url}: {error}", file=sys.stderr)
+        except (OSError, ValueError, CommandError) as error:
+            why = harmless(str(error))  # a server may have worded it
+            print(f"millrace bench: no load for {url}: {why}", file=sys.stderr)
             return 2
     for name in reports[0]:
         values = [report[name] for report in reports]

@@ -14,6 +14,7 @@ import os
 import sys
 
 from millrace.errors import CommandError
+from millrace.speech import harmless
 
 COMMANDS = {  # name: (module, what it does)
     "up": ("millrace.commands.up", "start the stack on this machine"),
@@ -61,7 +62,7 @@ def _run(name: str, argv: list[str]) -> int:
         module.add_arguments(parser)
         return int(module.run(parser.parse_args(argv)))
     except CommandError as error:
-        print(f"millrace: {error}", file=sys.stderr)
+        print(harmless(f"millrace: {error}"), file=sys.stderr)  # a server may have worded it
         return 1
     except ModuleNotFoundError as error:  # installed without extras, or with those of one tier
         print(f"millrace {name}: {error}: pip install 'millrace[all]'", file=sys.stderr)

@@ -11,7 +11,12 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 MARK = "[thinks] "
 """Stands before thoughts where no colours show."""
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
-"""What a terminal obeys: at a model's word it would change its title, its clipboard, its lines."""
+"""What a terminal obeys: at another's word it would change its title, its clipboard, its lines."""
+
+
+def harmless(text: str) -> str:
+    """Return what a model or a server has said, without what a terminal would obey."""
+    return text.translate(_CONTROLS)
 
 
 class Speech:
@@ -42,8 +47,8 @@ class Speech:
         self._is_thinking = False
 
     def _tell(self, text: str) -> None:
-        """Print a model's words: all of them, but what a terminal would obey."""
-        self._write(text.translate(_CONTROLS) if self._is_shown else text)
+        """Print a model's words; a pipe gets them as they are."""
+        self._write(harmless(text) if self._is_shown else text)
 
     def _write(self, text: str) -> None:
         print(text, end="", flush=True)

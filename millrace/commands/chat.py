@@ -6,14 +6,35 @@ import argparse
 import sys
 from typing import Any
 
+import msgspec
+
 from millrace.arguments import amount
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.project import add_server_arguments, server
-from millrace.speech import Speech, typed
+from millrace.speech import Speech, harmless, typed
 
 HELP = "/exit leaves, /clear forgets the conversation, Ctrl-C stops an answer"
 CUT_OFF = " [cut off: the limit of tokens, or the context, is reached]"
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds, as far as it is shown here."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream, of any server."""
+
+    choices: list[Choice] = []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     history: list[dict[str, str]] = []
     status = 0
     if sys.stdin.isatty():
-        print(f"{body['model']} at {there.url}; {HELP}")
+        print(harmless(f"{body['model']} at {there.url}; {HELP}"))
     while (line := _question()) not in (None, "/exit", "/quit"):
         if line == "/clear":
             history.clear()
@@ -69,16 +90,15 @@ def _answer(
     speech, end, failure = Speech(), "", ""
     try:
         for event in events:
-            for choice in event["choices"]:
-                delta = choice["delta"]
-                thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
-                speech.add(thoughts, delta.get("content") or "")
-                if choice.get("finish_reason") == "length":
+            for choice in _chunk(there, event).choices:
+                delta = choice.delta or Delta()
+                speech.add(delta.reasoning_content or delta.reasoning or "", delta.content or "")
+                if choice.finish_reason == "length":
                     end = CUT_OFF if sys.stdin.isatty() else ""  # a pipe gets the answer alone
     except KeyboardInterrupt:
         end = " [stopped]"
     except CommandError as error:
-        failure = str(error)
+        failure = harmless(str(error))
         if "context length" in failure:
             failure += "; /clear forgets the conversation"
     finally:
@@ -93,3 +113,10 @@ def _answer(
     else:
         history.pop()
     return not failure
+
+
+def _chunk(there: Server, event: dict[str, Any]) -> Chunk:
+    try:
+        return msgspec.convert(event, Chunk)
+    except msgspec.ValidationError as error:
+        raise CommandError(f"{there.url}: no event of a chat: {error}") from error

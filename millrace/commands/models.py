@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from millrace.project import DEMO_MODEL, DEMO_NAME, add_server_arguments, project, server
+from millrace.speech import harmless
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,5 +21,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for model in server(args).models():
         length = model.get("max_model_len")
-        print(model["id"] + (f"  {length} tokens" if length else ""))
+        print(harmless(model["id"] + (f"  {length} tokens" if length else "")))
     return 0

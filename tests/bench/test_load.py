@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import pytest
 
@@ -23,8 +24,27 @@ def test_percentiles_are_by_nearest_rank(count: int, part: float, rank: int) -> 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("millrace bench: no model to be had at http://127.0.0.1:1: <urlopen")
+    assert said.startswith("millrace bench: no load for http://127.0.0.1:1: no answer from")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:x"])
+def test_an_address_that_takes_no_load_is_one_line(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A load to https:// went out in plain."""
+    assert main(["--url", url, "--model", "m", "--requests", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"millrace bench: no load for {url}: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("reply", ["{}", "[]", '{"data": [{"id": 5}]}', '{"data": null}'])
+def test_a_list_of_models_that_is_none_is_one_line(
+    reply: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load.Server, "get", lambda self, path: json.loads(reply))
+    assert main(["--url", "http://a"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_server_that_fails_is_the_one_that_is_named(
@@ -32,7 +52,7 @@ def test_the_server_that_fails_is_the_one_that_is_named(
 ) -> None:
     monkeypatch.setattr(load, "run", one_run)
     assert main(["--url", "http://a", "--vs", "http://b"]) == 2
-    assert "to be had at http://b: gone" in capsys.readouterr().err
+    assert "no load for http://b: gone" in capsys.readouterr().err
 
 
 def test_a_server_may_be_measured_beside_itself(

@@ -103,6 +103,23 @@ def test_a_server_without_models_is_one_line(
     assert len(lines) == 2 and all(told in line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["models", "chat", "bench"])
+def test_a_terminal_obeys_no_word_of_a_server(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = r'HTTP/1.1 400 No{}{}{{"error": {{"message": "a\u001b]0;mine\u0007"}}}}'
+    with answering(reply.format("\r\n", "\r\n")) as server:
+        assert main([command, "--url", server.url]) != 0
+    assert capsys.readouterr().err.endswith("a]0;mine\n")
+
+
+def test_a_terminal_obeys_no_name_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = r'HTTP/1.1 200 OK{}{}{{"data": [{{"id": "a\u001b]0;mine\u0007"}}]}}'
+    with answering(reply.format("\r\n", "\r\n")) as server:
+        assert main(["models", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "a]0;mine\n"
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "warm"])
 def test_what_is_no_amount_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = (

@@ -89,6 +89,48 @@ def test_a_chat_shows_thoughts_and_forgets_them(
     ]
 
 
+class Stranger(Thinker):
+    """Answers in events of its own; its name, and its failure, would change a terminal."""
+
+    def __init__(self, *events: Any) -> None:
+        super().__init__()
+        self._events = events
+
+    def models(self) -> Any:
+        return [{"id": "m\x1b[2J"}]
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        yield from self._events
+        raise CommandError("gone\x1b[2J")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("event", "failure"),
+    [
+        ({"type": "ping"}, "gone[2J"),
+        ({"choices": [{"text": "no delta"}, {"delta": None}]}, "gone[2J"),
+        ({"choices": [{"delta": {"content": ["part"]}}]}, "no event of a chat: Expected"),
+        ({"choices": None}, "no event of a chat: Expected"),
+    ],
+)
+def test_a_chat_outlives_events_of_others(
+    event: Any, failure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Stranger(event)
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", Terminal("One?\n/exit\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("m[2J at ") and failure in told and "\x1b" not in told
+
+
 class Refuser(Thinker):
     """Fails its first question."""
 
