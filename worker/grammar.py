@@ -173,7 +173,15 @@ def to_llguidance(grammar: common_pb2.Grammar) -> str:
     if kind != Kind.JSON_SCHEMA or not isinstance(value, dict | bool):
         raise RowError("a JSON schema must be an object or a boolean")
     schema = msgspec.json.encode({"type": "object"} if value == {} else value).decode()
+    if _wants_no_blanks(value):
+        return LLMatcher.grammar_from_json_schema(schema)
     return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _wants_no_blanks(schema: Any) -> bool:
+    """Tell whether a schema forbids free white space: a pattern would allow it again."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and options.get("whitespace_flexible") is False
 
 
 def _json(text: str) -> Any:

@@ -13,6 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from api_gateway.parsers.call_grammar import spaced
 from protos import common_pb2
 from protos import worker as wire
 from tests.support.tiny_tokenizer import tiny_library
@@ -111,6 +112,14 @@ def test_other_kinds_match(
 ) -> None:
     got = text_of(run(constrained(grammars, grammar(kind, text), seed=seed), seed))
     assert re.fullmatch(pattern, got), got
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schema_that_wants_no_free_blanks_gets_none(grammars: Grammars, seed: int) -> None:
+    """What bounds white space elsewhere allowed it here."""
+    schema = spaced({"type": "array", "items": {"const": {"a": 1}}, "minItems": 2, "maxItems": 4})
+    got = text_of(run(constrained(grammars, grammar("JSON_SCHEMA", schema), seed=seed), seed))
+    assert got == json.dumps(json.loads(got))
 
 
 def test_an_empty_schema_is_any_object(grammars: Grammars) -> None:
