@@ -42,6 +42,7 @@ class ExplainQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_id: str = ""
     prompt_logprobs: int | None = None
     n_keep: int | None = None
+    kind: str = "generate"
 
 
 class CacheQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +104,7 @@ def _explain(scheduler: Scheduler, question: ExplainQuestion, now: float) -> dic
         cache_salt=salt,
         prompt_logprobs=question.prompt_logprobs,
         n_keep=question.n_keep,
+        kind=question.kind,
     )
     prompt = array("I", question.token_ids).tobytes()
     add = Add(0, 0, question.request_id, prompt, limits, b"")

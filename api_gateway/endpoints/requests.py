@@ -12,6 +12,7 @@ from api_gateway.parsing import decode
 from api_gateway.text_calls import TextCalls
 from api_gateway.translate import Order
 from common.errors import NotFound
+from protos.common_pb2 import SCORE
 from protos.tokenizer_pb2 import TextRequest
 
 PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
@@ -76,14 +77,18 @@ class Requests:
 def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
     """Return the body of an `explain` query: what the engine must know to judge a request."""
     limits = request.limits
+    draws = limits.kind != SCORE
     return {
         "request_id": request.request_id,
         "tenant": limits.tenant,
         "cache_salt": limits.cache_salt.hex(),
         "priority": limits.priority,
         "n": limits.n,
-        # one that draws nothing is asked about as if it drew one
-        "max_tokens": max(limits.max_tokens, 1) if limits.HasField("max_tokens") else None,
+        "kind": "generate" if draws else "score",
+        # the least that the engine takes of one that draws nothing
+        "max_tokens": (limits.max_tokens if limits.HasField("max_tokens") else None)
+        if draws
+        else 1,
         "prompt_logprobs": limits.prompt_logprobs if limits.HasField("prompt_logprobs") else None,
         "n_keep": limits.n_keep if limits.HasField("n_keep") else None,
         "token_ids": token_ids,

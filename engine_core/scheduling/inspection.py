@@ -119,7 +119,7 @@ class Inspection:
     def explain(self, add: Add, now: float, must_fit: bool) -> Explanation:
         """Return how `add` would fare; nothing is entered.
 
-        `must_fit`: the text tier would refuse it where its max_tokens do not fit behind the prompt.
+        `must_fit`: the text tier would refuse it where its max_tokens are more than the context.
         """
         layout, roster = self._roster.layout, self._roster
         try:

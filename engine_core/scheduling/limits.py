@@ -118,10 +118,11 @@ def _invalid(message: str, param: str, code: str = "") -> Problem:
 
 
 def check_fit(request: Request, facts: Facts) -> None:
-    """Raise Refused when max_tokens do not fit behind the prompt."""
-    left = facts.max_model_len - len(request.prompt)
-    if request.limits.max_tokens > left:
-        message = f"max_tokens is {request.limits.max_tokens}: at most {left} are left"
+    """Raise Refused when max_tokens are more than the context; those that do not fit behind the
+    prompt are cut."""
+    if request.limits.max_tokens > facts.max_model_len:
+        context = f"this model's maximum context length is {facts.max_model_len} tokens"
+        message = f"{context}, and max_tokens is {request.limits.max_tokens}"
         raise Refused(_invalid(message, "max_tokens", "context_length_exceeded"))
 
 

@@ -122,6 +122,8 @@ async def test_explain_asks_with_the_prompts_ids(
     assert [p["prompt_tokens"] for p in both["prompts"]] == [2, 1]
     await client.post(url, json=completion(prompt="ab", add_special_tokens=False))
     assert fake.converted[-1].no_special_tokens
+    await client.post(url, json=completion(prompt="ab", echo=True, max_tokens=0))
+    assert [fake.queries[-1][1][name] for name in ("kind", "max_tokens")] == ["score", 1]
     assert fake.arrivals.empty()
 
 

@@ -26,7 +26,7 @@ def add(slot: int, prompt: list[int], **limits: Any) -> Add:
     return Add(1, slot, f"r{slot}", array("I", prompt).tobytes(), Limits(9, **limits), b"")
 
 
-def ask(scheduler: Scheduler, kind: str, now: float = 0.0, **body: Any) -> Any:
+def ask(scheduler: Scheduler, kind: str, /, now: float = 0.0, **body: Any) -> Any:
     said = answer(scheduler, Query(3, 4, kind, json.dumps(body).encode()), now)
     assert (said.session, said.query_id) == (3, 4)
     assert scheduler.check() == ""
@@ -77,6 +77,11 @@ def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     assert told_all["num_cached_tokens"] == 0, "who tells of a prompt's tokens computes them"
     (long,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100)["replicas"]
     assert long["refused"]["code"] == "context_length_exceeded"
+    (cut,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=64)["replicas"]
+    assert cut["refused"] is None and cut["max_total_tokens"] == 32, "as it is served"
+    full = {"token_ids": [1] * 32, "max_tokens": 1}
+    assert ask(scheduler, "explain", **full)["replicas"][0]["refused"]
+    assert ask(scheduler, "explain", kind="score", **full)["replicas"][0]["refused"] is None
     (kept,) = ask(scheduler, "explain", token_ids=prompt, max_tokens=100, n_keep=1)["replicas"]
     assert kept["refused"] is None, "it goes on beyond the context"
     scheduler.abort(1, 2, 10.0)
