@@ -33,6 +33,8 @@ from worker.hooks import Callback, Hook
 from worker.memory import parse_size
 
 MAX_PENDING = 1_000_000
+FOLDER_ERRORS = (CommandError, ModelFolderError, ValueError, OSError, MemoryError)
+"""What a folder, or an option, can be at fault for."""
 
 
 class InProcessClient:
@@ -113,12 +115,14 @@ class InProcessClient:
 async def open_in_process(model: str | Path | None, options: ModelOptions) -> InProcessClient:
     """Load a model folder; raise InvalidRequest when it cannot be served.
 
-    An option that is None is left out.
+    An option that is None is left out. Loads beside the loop; who is cancelled does not wait for
+    the end of it.
     """
     options = cast(ModelOptions, {name: v for name, v in options.items() if v is not None})
     _check_kinds(model, options)
     metrics = TokenizerMetrics(CollectorRegistry())
     text: TextModel | None = None
+    pool, loop = ThreadPoolExecutor(1, "load"), asyncio.get_running_loop()
     try:
         threads.check()
         folder = await _folder(DEMO_MODEL if model is None else model)
@@ -127,16 +131,18 @@ async def open_in_process(model: str | Path | None, options: ModelOptions) -> In
         longest = _max_model_len(options.get("max_model_len"), folder)
         if not 0 <= (num_guesses := options.get("num_guesses", 0)) <= MOST_GUESSES:
             raise ValueError(f"num_guesses is {num_guesses}, allowed: 0 to {MOST_GUESSES}")
-        text = load_text_model(folder, name, metrics)
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as pool:
-            loaded = await loop.run_in_executor(pool, _load, folder, options)
+        text = await loop.run_in_executor(pool, load_text_model, folder, name, metrics)
+        loaded = await loop.run_in_executor(pool, _load, folder, options)
         budget = loaded.kv_cache_bytes(asked)
         return InProcessClient(text, loaded, metrics, budget, longest, num_guesses)
-    except (CommandError, ModelFolderError, ValueError, OSError, MemoryError) as error:
+    except BaseException as error:
         if text is not None:
             await text.close()
-        raise InvalidRequest(str(error), param="model") from error
+        if isinstance(error, FOLDER_ERRORS):
+            raise InvalidRequest(str(error), param="model") from error
+        raise
+    finally:
+        pool.shutdown(wait=False)
 
 
 async def _folder(model: str | Path) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from common.errors import Cancelled, InvalidRequest, ServiceError
-from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams
+from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams, in_process
 from millrace.async_llm import MAX_IN_FLIGHT
 from millrace.cli import main
 from millrace.client import Piece
@@ -619,6 +619,26 @@ async def test_async(tiny: Path) -> None:
         for wrong in (5, "", "x" * 129, "\udc80"):
             with pytest.raises(InvalidRequest, match="request_id"):
                 await anext(llm.stream("x", request_id=wrong))  # type: ignore[arg-type]
+
+
+async def test_who_gives_up_an_open_does_not_wait_for_the_load(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def load(*given: Any) -> None:
+        begun.set()
+        may_end.wait(5)
+        has_ended.set()
+
+    monkeypatch.setattr(in_process, "_load", load)
+    opening = asyncio.create_task(AsyncLLM.open(tiny))
+    await asyncio.to_thread(begun.wait)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not has_ended.is_set()
+    may_end.set()
 
 
 def test_generate_on_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
