@@ -47,10 +47,15 @@ class Mailbox:
                 waiter.set_result(None)
 
     async def wait(self) -> list[Choice]:
-        """Return the choices with news, waiting for some; may be empty after `ring`."""
+        """Return the choices with news, waiting for some; none while an alarm stands.
+
+        To answer it takes time: what ends meanwhile must not be in news that were taken before.
+        """
         if not self._news and self.alarm is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        if self.alarm is not None:
+            return []
         news, self._news = self._news, []
         for choice in news:
             choice.has_news = False

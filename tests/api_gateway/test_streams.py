@@ -10,8 +10,11 @@ import httpx
 import pytest
 
 from api_gateway.__main__ import Gateway
-from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH
-from tests.api_gateway.conftest import serving
+from api_gateway.asgi import Message
+from api_gateway.watch import IDLE
+from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH, STOPPED, Finish
+from protos.tokenizer_pb2 import Started, TextBatch
+from tests.api_gateway.conftest import serving, until
 from tests.api_gateway.requests import chat, completion, events, text_of
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
 
@@ -178,6 +181,37 @@ async def test_a_silent_stream_gets_comments(fake: FakeTokenizer) -> None:
         stream.finish(slot)
         rest = [line async for line in lines]
         assert any('"late"' in line for line in rest) and "data: [DONE]" in rest
+
+
+async def test_a_choice_that_ends_while_a_comment_goes_out_ends_once(
+    gateway: Gateway, fake: FakeTokenizer
+) -> None:
+    """A full socket holds a comment back: what comes meanwhile is heard, and counted, once."""
+    fake.script = None
+    sent: list[bytes] = []
+    begin: asyncio.Queue[Message] = asyncio.Queue()
+    begin.put_nowait({"type": "http.request", "body": json.dumps(chat(stream=True, n=2)).encode()})
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+        if b": keep-alive" in sent[-1]:
+            demux.deliver(TextBatch(finishes=[Finish(slot=first, reason=STOPPED)]))
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    answering = asyncio.create_task(gateway.app()(scope, begin.get, send))
+    stream, first = await fake.arrivals.get()
+    (link,) = gateway.clients.links()
+    (job,), demux = link.jobs, link.demux
+    demux.deliver(TextBatch(started=[Started(slot=first, num_prompt_tokens=5)]))
+    job.mailbox.post(demux.choices[first])
+    job.mailbox.ring(IDLE)  # both before the one who waits can look
+    await until(lambda: job.choices[0].finish is not None)
+    stream.token(first + 1, "more")
+    stream.finish(first + 1)
+    await answering
+    text = b"".join(sent).decode()
+    assert text.count('"finish_reason":"stop"') == 2, text
+    assert '"more"' in text and text.endswith("data: [DONE]\n\n")
 
 
 async def until_line(lines, last: str):  # type: ignore[no-untyped-def]
