@@ -62,12 +62,13 @@ class Pipeline:
         listener = asyncio.create_task(listen(call.receive, job.mailbox))
         self._watch.add(vigil)
         try:
-            self._clients.submit(job)
-            await self._drive(order, job, reply, meter)
-            await reply.finish(job, meter)
-        except ServiceError as error:
-            report["code"] = error.code
-            await reply.fail(in_own_words(error, order))
+            try:
+                self._clients.submit(job)
+                await self._drive(order, job, reply, meter)
+                await reply.finish(job, meter)
+            except ServiceError as error:
+                report["code"] = error.code
+                await reply.fail(in_own_words(error, order))  # it may wait for a full socket, too
         except asyncio.CancelledError:
             if not vigil.was_slow:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,9 +14,11 @@ import pytest
 import uvicorn
 
 from api_gateway.__main__ import Gateway, configure
+from api_gateway.asgi import Message, Send
 from api_gateway.settings import Settings
 from protos import limits
 from tests.api_gateway.official import verify
+from tests.api_gateway.requests import chat
 from tests.support.fake_tokenizer import FakeTokenizer, echo
 
 
@@ -96,6 +99,14 @@ async def served(fake: FakeTokenizer) -> AsyncIterator[tuple[Gateway, httpx.Asyn
         gateway, url = await stack.enter_async_context(serving(fake.address))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         yield gateway, http
+
+
+async def asked_for_a_chat(gateway: Gateway, send: Send, **fields: Any) -> None:
+    """One call of the application, whose `send` may wait as a full socket does."""
+    body: asyncio.Queue[Message] = asyncio.Queue()
+    body.put_nowait({"type": "http.request", "body": json.dumps(chat(**fields)).encode()})
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    await gateway.app()(scope, body.get, send)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from api_gateway.__main__ import Gateway
-from protos.common_pb2 import IGNORED, LENGTH
-from tests.api_gateway.conftest import in_process, running, serving, until
+from api_gateway.asgi import Message
+from protos.common_pb2 import ERROR, IGNORED, LENGTH
+from tests.api_gateway.conftest import asked_for_a_chat, in_process, running, serving, until
 from tests.api_gateway.requests import chat, completion
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
 
@@ -69,6 +70,25 @@ async def test_a_client_that_takes_nothing_is_paused_then_cut_off(fake: FakeToke
         assert stream.pauses == [(slot, True)]
         await until(lambda: gateway.admission.num_active == 0)
         client.close()
+
+
+async def test_a_client_that_does_not_take_the_error_of_its_stream_is_cut_off(
+    fake: FakeTokenizer,
+) -> None:
+    """It ends as any other that takes nothing: a cancellation that goes further is a failure."""
+
+    def break_down(stream: Stream, slot: int) -> None:
+        stream.token(slot, "Once upon")
+        stream.fail(slot, ERROR, kind="Internal", message="broken")
+
+    async def send(message: Message) -> None:
+        if b"event: error" in message.get("body", b""):
+            await asyncio.Event().wait()
+
+    fake.script = break_down
+    async with running(fake.address, slow_client_timeout_s=0.01) as gateway:
+        await asked_for_a_chat(gateway, send, stream=True)
+        assert gateway.admission.num_active == 0
 
 
 async def test_pauses_end_when_the_socket_has_room(fake: FakeTokenizer) -> None:

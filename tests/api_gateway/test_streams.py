@@ -14,7 +14,7 @@ from api_gateway.asgi import Message
 from api_gateway.watch import IDLE
 from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH, STOPPED, Finish
 from protos.tokenizer_pb2 import Started, TextBatch
-from tests.api_gateway.conftest import serving, until
+from tests.api_gateway.conftest import asked_for_a_chat, serving, until
 from tests.api_gateway.requests import chat, completion, events, text_of
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
 
@@ -189,16 +189,13 @@ async def test_a_choice_that_ends_while_a_comment_goes_out_ends_once(
     """A full socket holds a comment back: what comes meanwhile is heard, and counted, once."""
     fake.script = None
     sent: list[bytes] = []
-    begin: asyncio.Queue[Message] = asyncio.Queue()
-    begin.put_nowait({"type": "http.request", "body": json.dumps(chat(stream=True, n=2)).encode()})
 
     async def send(message: Message) -> None:
         sent.append(message.get("body", b""))
         if b": keep-alive" in sent[-1]:
             demux.deliver(TextBatch(finishes=[Finish(slot=first, reason=STOPPED)]))
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-    answering = asyncio.create_task(gateway.app()(scope, begin.get, send))
+    answering = asyncio.create_task(asked_for_a_chat(gateway, send, stream=True, n=2))
     stream, first = await fake.arrivals.get()
     (link,) = gateway.clients.links()
     (job,), demux = link.jobs, link.demux
