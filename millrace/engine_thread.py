@@ -129,7 +129,7 @@ class InlineWorker:
         self._errands.turn()
         try:
             return self._runner.execute(plan)
-        except Exception as error:  # whatever it was, rows and cache are no longer trusted
+        except BaseException as error:  # whatever it was, a panic in Rust too: no row is trusted
             raise WorkerLost(f"step {plan.step_id} failed: {error!r}") from error
 
     def send(self, errand: wire.Errand | wire.DropKeys) -> None:

@@ -76,7 +76,7 @@ class Watched:
         """Call one; a fault that stayed would end the same step of every life of the engine."""
         try:
             hook.callback(name, shown, layer)
-        except Exception:
+        except (Exception, SystemExit):  # exit() there would end the thread that computes
             hook.remove()
             log.exception("a hook failed and is removed: %s of %s", name, hook.pattern)
 

@@ -204,8 +204,13 @@ async def test_close_ends_what_still_runs(client: EngineClient) -> None:
     assert end(pieces).reason == ABORTED
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise them."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
 async def test_a_failed_step_is_replayed_in_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     async with in_process(folder) as client:
         expected = await collect(client, make(client, max_tokens=40))
@@ -221,7 +226,7 @@ async def test_a_failed_step_is_replayed_in_process(
         nonlocal num_calls
         num_calls += 1
         if num_calls == 10:
-            raise RuntimeError("a kernel failed")
+            raise error("a kernel failed")
         return execute(self, plan)
 
     monkeypatch.setattr(ModelRunner, "__init__", first_free)
