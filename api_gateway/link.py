@@ -16,10 +16,9 @@ from common.errors import PayloadTooLarge, ServiceError
 from common.peers import Breach, Stream
 from common.rpc import MAX_MERGED_BYTES, MAX_MESSAGE_BYTES
 from protos.common_pb2 import ERROR, EngineState, ErrorDetail, Finish, ModelInfo, SessionOpened
-from protos.limits import MAX_U32
+from protos.limits import SLOT_LIMIT
 from protos.tokenizer_pb2 import ConvertRequest, GatewayMessage, TextBatch, TextMessage, TextRequest
 
-SLOT_LIMIT = MAX_U32 - 2**20
 MOST_BYTES = MAX_MESSAGE_BYTES - MAX_MERGED_BYTES - 2**21
 """Of one request: it may stand behind others in its message, with slots that end behind it. A
 message that cannot pass ends the stream, with all that runs on it, and would be sent again."""

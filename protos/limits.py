@@ -13,6 +13,8 @@ class Bound(NamedTuple):
 
 
 MAX_U32 = 2**32 - 1
+SLOT_LIMIT = MAX_U32 - 2**20
+"""Slots are counted on a stream, in 32 bits: one that has come so far is ended for a new one."""
 LONGEST_SHOWN = 2**64
 """A whole number of any length may come; Python itself refuses to write the longest."""
 

@@ -14,10 +14,11 @@ from typing import Any
 import grpc
 
 from common import rpc
-from common.peers import Peers, Stream
+from common.peers import Breach, Peers, Stream
 from protos.common_pb2 import EngineState, Query, SessionOpened
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest, StopAt
 from protos.engine_pb2_grpc import EngineStub
+from protos.limits import SLOT_LIMIT
 from tokenizer_service.pipeline import TextPipeline
 
 
@@ -27,12 +28,14 @@ class GrpcEngine:
     def __init__(self, name: str, session: int) -> None:
         self.name = name
         self.state: EngineState | None = None
+        self.last_slot = 0
         self._session = session
         self._adds: deque[GenerateRequest] = deque()
         self._pending = EngineRequest(session=session)  # all else
         self._has_pending = asyncio.Event()
 
     def add(self, request: GenerateRequest) -> None:
+        self.last_slot = request.slot
         self._adds.append(request)
         self._has_pending.set()
 
@@ -94,6 +97,8 @@ def engine_peers(addresses: str, pipeline: TextPipeline) -> Peers:
         try:
             while (reply := await stream.read()) is not None:
                 take(pipeline, link, reply)
+                if link.last_slot > SLOT_LIMIT:
+                    raise Breach("slots of this stream are used up")
         finally:
             writer.cancel()
             pipeline.detach_engine(link)

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from common import peers, rpc
 from protos.common_pb2 import EngineState, FinishReason, Limits, Query
 from protos.engine_pb2 import Bulk, EngineRequest, GenerateRequest
+from protos.limits import MAX_U32
 from protos.tokenizer_pb2 import (
     CancelRequest,
     ChatInput,
@@ -257,6 +258,22 @@ async def test_an_engine_that_comes_back_is_dialled_again(
         text, _ = await gateway.text(0)
         assert text == "AB"
         await reborn.stop()
+
+
+async def test_a_stream_whose_slots_are_used_up_is_opened_anew(tiny_folder: Path) -> None:
+    """Slots have 32 bits: at a thousand choices a second enough for seven weeks."""
+    engine = FakeEngine(script=lambda request: [65, 66])
+    await engine.start()
+    async with tier(tiny_folder, [engine]) as service:
+        gateway = await service.gateway()
+        await gateway.ready()
+        (seat,) = service.pipeline.seats.all()
+        seat._next_slot = MAX_U32
+        for slot in range(3):
+            await gateway.send(request(slot))
+            assert (await gateway.text(slot))[0] == "AB"
+        assert engine.sessions == 2
+    await engine.stop()
 
 
 async def test_a_silent_engine_counts_as_lost(
