@@ -128,7 +128,7 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vocab_size: int
     max_position_embeddings: int
     fingerprint: str
-    """Level or SM, dtype, tensor-parallel size, build: equal means exact twins."""
+    """Device or library, dtypes, build; no level, as all agree. Equal means exact twins."""
     model_hash: str
     block_size: int
     max_blocks: int

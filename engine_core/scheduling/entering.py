@@ -65,7 +65,7 @@ class Entering:
         return events
 
     def _append(self, rows: Iterable[tuple[Sequence, int]], now: float) -> None:
-        """This loop and the one in `Planner.plan` are the cost of a step."""
+        """This loop and the one in `Planner._plan_decodes` are the cost of a step."""
         running, preempted = Status.RUNNING, Status.PREEMPTED
         enter_prefix = self._roster.cache.enter
         publish = self._roster.events.append

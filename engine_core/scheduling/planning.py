@@ -168,7 +168,7 @@ class Planner:
     def _plan_decodes(self, draft: Draft) -> None:
         """Plan the rows that are one token behind; the others wait for their turn in `prefills`.
 
-        This loop and the one in `Scheduler.apply` are the cost of a step.
+        This loop and the one in `Entering._append` are the cost of a step.
         """
         step_id, room = draft.step_id, draft.budget
         steps, rows, growth = draft.steps, draft.step_rows, self._growth()
