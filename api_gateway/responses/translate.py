@@ -52,7 +52,7 @@ def chat_of(body: ResponseRequest, tools: Offered) -> ChatRequest:
         max_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs or None,
         tools=None if body.tools is None else tools.functions,
-        tool_choice=tool_choice_of(body, tools),
+        tool_choice=tool_choice_of(body),
         response_format=response_format_of(body.text.format if body.text else None),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
@@ -78,7 +78,7 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
     )
 
 
-def tool_choice_of(body: ResponseRequest, tools: Offered) -> Any:
+def tool_choice_of(body: ResponseRequest) -> Any:
     choice = body.tool_choice
     if isinstance(choice, ResponseNamedTool):
         return NamedTool(function=FunctionName(choice.name))

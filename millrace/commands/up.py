@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     for name in unknown_names(inherited({})):
         _report(f"{name} in the environment is no setting of any service, and ignored")
     variables = chosen_variables(args)
-    _refuse(args, variables)
+    _refuse(variables)
     if args.detach:
         return in_background(lambda detach: _run(args, which, variables, detach))
     return _run(args, which, variables, None)
@@ -156,7 +156,7 @@ def unknown_names(environment: Iterable[str]) -> list[str]:
     return [n for n in environment if n.startswith("MILLRACE_") and not ours.fullmatch(n)]
 
 
-def _refuse(args: argparse.Namespace, variables: dict[str, str]) -> None:
+def _refuse(variables: dict[str, str]) -> None:
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.kernels.pages import VALUE_RUN, Pages, key_order
+from worker.kernels.pages import Pages, key_order
 from worker.kv_cache import LayerPages
+
+VALUE_RUN = 32
+"""Outputs of bfloat16 whose halves stand side by side."""
 
 
 def laid(keys: Pages, values: Pages) -> LayerPages:

@@ -14,8 +14,6 @@ from worker.kernels.checks import Ints
 
 Pages = np.ndarray[Any, Any]
 """[num_blocks, block_size, kv_heads, head_dim], float32 or the bits of bfloat16."""
-VALUE_RUN = 32
-"""Outputs whose halves stand side by side."""
 
 
 def key_order(pages: Pages) -> Pages:
