@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.3
 """Between two lives: a front that has died takes a moment to come back."""
 
+WAITING = "waiting for a lease of the engine"
+
 ERRANDS = wire.CompileGrammar | wire.StoreBlocks | wire.LoadBlocks | wire.DropKeys
 M = TypeVar("M")
 
@@ -107,6 +109,7 @@ class WorkerServer:
 
     def _live(self) -> None:
         try:
+            self._state = WAITING  # before anybody hears of this life
             self._connect(self._engine, self._hello)
             lease = self._await_lease()
             if lease.world_size > 1:
@@ -204,9 +207,8 @@ class WorkerServer:
 
     def _await_lease(self) -> wire.Lease:
         """Return the lease; until it comes, say what for it is kept waiting."""
-        self._state = waiting = "waiting for a lease of the engine"
         while isinstance(message := self._next(), wire.Waiting):
-            state = f"{waiting}: {message.reason}"
+            state = f"{WAITING}: {message.reason}"
             if state != self._state:
                 log.warning(state)
             self._state = state
