@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 from millrace.supervisor import Supervisor
 
 POLL_S = 0.2
+NUMPY = "cpu reference "
+"""How the fingerprint of a replica begins that computes without compiled kernels."""
 
 
 async def get(url: str, timeout_s: float = 2.0) -> tuple[int, bytes]:
@@ -44,11 +47,27 @@ async def missing(url: str, supervisor: Supervisor) -> list[str]:
         return starting or ["no answer"]
     if status == 200:
         return starting
+    reasons = told(body, "reasons") or [f"/ready answers {status}"]
+    return [str(reason) for reason in reasons]
+
+
+def told(body: bytes, name: str) -> list[Any]:
+    """Return a list of what /ready says; empty when it does not say it."""
     try:
-        reasons = msgspec.json.decode(body).get("reasons")
+        return list(msgspec.json.decode(body).get(name) or ())
     except (msgspec.DecodeError, AttributeError):
-        reasons = None
-    return [str(reason) for reason in reasons or [f"/ready answers {status}"]]
+        return []
+
+
+async def slowness(url: str) -> str:
+    """Return what a user should know of a ready stack that computes slowly; empty where none."""
+    try:
+        _, body = await get(f"{url}/ready")
+    except OSError:
+        return ""
+    if not any(NUMPY in str(engine.get("fingerprint")) for engine in told(body, "engines")):
+        return ""
+    return "SLOW: NumPy computes, not the compiled kernels; `millrace doctor` says what they need"
 
 
 async def wait_until_ready(

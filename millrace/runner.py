@@ -22,7 +22,7 @@ from millrace.console import Console, tail
 from millrace.errors import CommandError
 from millrace.placement import Replica
 from millrace.processes import identify
-from millrace.readiness import wait_until_ready
+from millrace.readiness import slowness, wait_until_ready
 from millrace.replica_process import CHILD
 from millrace.state import RunState, StateFolder
 from millrace.supervisor import Supervisor, meaning
@@ -109,6 +109,8 @@ class Runner:
             last = "\n".join(tail(self._folder.log, LAST_LINES))
             self._report(f"gave up: {'; '.join(reasons)}. The last lines of the log:\n{last}")
             return False
+        if slow := await slowness(plan.url):
+            self._report(slow)
         self._ready = True
         self._note_change()
         on_ready()

@@ -66,6 +66,15 @@ def test_up_gives_every_replica_its_ports_and_down_takes_all_away(make_stack: Ma
     assert stack.call("down").stdout == "millrace: nothing is running\n"
 
 
+@pytest.mark.parametrize(
+    ("fingerprint", "count"), [("cpu reference float32 tile=8", 1), ("cpu bf16 kernels=3", 0)]
+)
+def test_up_says_that_numpy_computes(make_stack: MakeStack, fingerprint: str, count: int) -> None:
+    done = make_stack(FINGERPRINT=fingerprint).call("up", "--detach")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("millrace: SLOW: NumPy computes") == count
+
+
 def test_a_scale_of_an_absent_service_is_refused(make_stack: MakeStack) -> None:
     done = make_stack().call("up", "--gateways", "2")
     assert done.returncode == 1

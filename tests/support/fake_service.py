@@ -19,7 +19,9 @@ class Door(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         gate = SETTINGS.get("FAKE_GATE")
         shut = self.path == "/ready" and gate and not Path(gate).exists()
-        body = json.dumps({"pid": os.getpid(), **SETTINGS, "reasons": ["the gate is shut"]})
+        engines = [{"fingerprint": SETTINGS.get("FAKE_FINGERPRINT", "")}]
+        told = {"pid": os.getpid(), "reasons": ["the gate is shut"], "engines": engines}
+        body = json.dumps({**SETTINGS, **told})
         self.send_response(503 if shut else 200)
         self.end_headers()
         self.wfile.write(body.encode())
