@@ -111,6 +111,9 @@ class PacedModel:
             self._vocab_size, 1 << 15, "paced", "paced", PacedRunner.block_size, 1 << 16
         )
 
+    def written_file(self) -> Path | None:
+        return None
+
     def prepare_grammar(self, sampling: bytes) -> str:
         return ""
 

@@ -39,6 +39,7 @@ from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
+from worker.safetensors import Stamp
 from worker.weights import FolderWeights, is_bare, stored_dtype
 
 MAX_UBATCH_TOKENS = 2048
@@ -75,6 +76,8 @@ class LoadedModel:
     max_ubatch_tokens: int
     grammars: Grammars
     host_kv_bytes: int = 0
+    stamps: tuple[Stamp, ...] = ()
+    """Of the files that steps read: tokens are looked up where they lie."""
 
     @property
     def host_blocks(self) -> int:
@@ -149,6 +152,10 @@ class LoadedModel:
     def register_hook(self, pattern: str, callback: Callback) -> Hook:
         """Show every intermediate whose name matches, of every runner, to `callback`."""
         return register_hook(self.model, pattern, callback)
+
+    def written_file(self) -> Path | None:
+        """Return a file that steps read and that was written to since it was loaded."""
+        return next((stamp.path for stamp in self.stamps if stamp.was_written()), None)
 
     def prepare_grammar(self, sampling: bytes) -> str:
         """Compile the grammar of serialized SamplingParams; return what is wrong with it, or ""."""
@@ -278,6 +285,7 @@ def load_model(
         max_ubatch_tokens,
         Grammars(folder / "tokenizer.json", config.vocab_size),
         host_kv_bytes,
+        weights.stamps if isinstance(backend, CpuChoice) else (),  # a GPU has copies of all
     )
 
 

@@ -7,6 +7,10 @@ class KernelError(Exception):
     """An operator was given an array of the wrong dtype, shape or memory order."""
 
 
+class WeightsWritten(Exception):
+    """A file of weights was written to while steps read it: what they compute is of no model."""
+
+
 class NotFinite(Exception):
     """A weight that is not a finite number was about to be quantised, which would hide it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,27 @@ class Tensor(NamedTuple):
     stop: int
 
 
+class Stamp(NamedTuple):
+    """What a file was when it was mapped."""
+
+    path: Path
+    inode: tuple[int, int]
+    written: tuple[int, int]
+    """Size and time of the last write."""
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> Stamp:
+        return cls(path, (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns))
+
+    def was_written(self) -> bool:
+        """Return whether the file was written to since. One that took its name is another one."""
+        try:
+            now = Stamp.of(self.path, os.stat(self.path))
+        except OSError:
+            return False
+        return now.inode == self.inode and now.written != self.written
+
+
 class SafetensorsFile:
     """The tensors of one file by name; each is upcast to float32 when read."""
 
@@ -37,11 +59,13 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                size = path.stat().st_size
+                status = os.fstat(file.fileno())
+                size = status.st_size
                 header = _read_header(path, file.read(8), size, file)
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
+        self.stamp = Stamp.of(path, status)
         self.tensors = _parse(path, header, size)
 
     def read(self, name: str) -> Floats:

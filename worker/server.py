@@ -23,6 +23,7 @@ import zmq
 from protos import worker as wire
 from worker.build import LoadedModel
 from worker.errands import Errands
+from worker.errors import WeightsWritten
 from worker.flights import Flight, Flights, StepFailed
 from worker.link import Answer, Event, Landed, Link, Lost, Received
 from worker.metrics import WorkerMetrics
@@ -137,6 +138,8 @@ class WorkerServer:
             except StepFailed as failed:
                 log.exception("step failed", extra={"step_id": failed.step_id})
                 scheduler.send(wire.WorkerFault(failed.step_id, repr(failed.cause)))
+                if isinstance(failed.cause, WeightsWritten):
+                    raise failed.cause from None  # the weights do not outlive it
                 raise LifeOver(str(failed)) from failed
             finally:
                 errands.close()
@@ -202,6 +205,13 @@ class WorkerServer:
             errands.turn()
 
     def _deliver(self, scheduler: Link, runner: ModelRunner, result: wire.StepResult) -> None:
+        """Send a result, unless its step may have read what is no part of the model."""
+        assert self._loaded is not None
+        if path := self._loaded.written_file():
+            why = WeightsWritten(
+                f"{path} was written to while it was served: it is to be loaded anew"
+            )
+            raise StepFailed(result.step_id, why)
         self._metrics.observe_step(result, runner.num_sequences)
         scheduler.send(result)
 

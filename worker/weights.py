@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.model_folder import ModelFolderError
-from worker.safetensors import SafetensorsFile
+from worker.safetensors import SafetensorsFile, Stamp
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -95,6 +95,11 @@ class FolderWeights:
         """Size of all tensors, as they lie in the files."""
         tensors = (file.tensors[name] for name, file in self._homes.items())
         return sum(tensor.stop - tensor.start for tensor in tensors)
+
+    @property
+    def stamps(self) -> tuple[Stamp, ...]:
+        """What tells later whether one of the files was written to."""
+        return tuple({file.stamp for file in self._homes.values()})
 
     def let_go(self) -> None:
         """Give back the memory of what was read; views stay, and read the file again."""
