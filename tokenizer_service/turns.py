@@ -43,6 +43,8 @@ class Turns:
     def add(self, message: bytes, asker: Asker) -> asyncio.Future[bytes]:
         """Return what will be the answer; raise Overloaded when too much of the tenant's waits."""
         own = self._waiting.get(asker.tenant, {})
+        if len(own) >= self._most:
+            forget_abandoned(own)
         if message not in own and len(own) >= self._most and not asker.is_replay:
             raise Overloaded(
                 f"{self._most} requests of this tenant wait for their check or their template",
@@ -82,3 +84,10 @@ class Turns:
             for answer in (answer for answers in own.values() for answer in answers):
                 answer.cancel()
         self._waiting.clear()
+
+
+def forget_abandoned(own: dict[bytes, Answers]) -> None:
+    """Drop what nobody waits for any more, but the first: that one may be under way."""
+    for message in list(own)[1:]:
+        if all(answer.done() for answer in own[message]):
+            del own[message]

@@ -56,6 +56,20 @@ async def test_a_tenant_has_only_so_much_waiting() -> None:
     turns.add(b"a3", ANNA)
 
 
+async def test_what_was_abandoned_takes_no_place() -> None:
+    """Also before its turn, and while the one before it is under way."""
+    turns = Turns(2)
+    first, second = (turns.add(message, ANNA) for message in (b"a0", b"a1"))
+    tenant, message = await turns.next()
+    for answer in (first, second):
+        answer.cancel()
+    turns.add(b"a2", ANNA)
+    with pytest.raises(Overloaded):
+        turns.add(b"a3", ANNA)
+    assert turns.take(tenant, message) == []
+    assert await order(turns, 1) == [b"a2"] and not turns._waiting
+
+
 async def test_the_same_has_one_place_and_one_answer() -> None:
     """Also where it is asked while it is under way, and where who asked first is gone."""
     turns = Turns(1)
