@@ -148,16 +148,15 @@ class TextPipeline:
     def submit(self, session: int, request: TextRequest) -> asyncio.Task[None]:
         """Take a request; return the task that ends when it runs in an engine or was refused.
 
-        All that becomes of it, errors too, goes to the session's sink. A slot that is still in
-        use, or a session that is closed, is a fault of the caller: KeyError or ValueError.
+        All that becomes of it, errors too, goes to the session's sink. A closed session, a slot
+        still in use or too many of them are faults of the caller: KeyError or ValueError.
         """
         owner = self.sessions[session]
         now_s = asyncio.get_running_loop().time()
         ticket = Ticket(owner, request, now_s, model_hash=request.model_hash)
-        slots = range(request.slot, request.slot + max(1, request.limits.n))
-        if any(slot in owner.choices for slot in slots):
+        if any(slot in owner.choices for slot in ticket.slots):
             raise ValueError(f"slot {request.slot} of session {session} is still in use")
-        for index, slot in enumerate(slots, request.limits.first_choice):
+        for index, slot in enumerate(ticket.slots, request.limits.first_choice):
             owner.choices[slot] = Choice(ticket, slot, index, request.attempt)
             ticket.choices.append(owner.choices[slot])
         self._tickets.setdefault(ticket.key, []).append(ticket)

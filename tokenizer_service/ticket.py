@@ -59,6 +59,14 @@ class Ticket:
         return self.request.limits.tenant, self.request.request_id
 
     @property
+    def slots(self) -> range:
+        """Those of its choices; raises ValueError for more of them than anybody may ask for."""
+        count = max(1, self.request.limits.n)
+        if why := limits.violation("n", count):
+            raise ValueError(why)
+        return range(self.request.slot, self.request.slot + count)
+
+    @property
     def begun_by(self) -> str:
         """The model whose words some choice holds already; empty when none holds any."""
         has_begun = self.request.model_hash or any(choice.token_ids for choice in self.choices)

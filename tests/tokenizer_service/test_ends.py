@@ -44,6 +44,18 @@ async def test_refusals_end_every_choice_once(
         assert end.error.param == param and end.error.message
 
 
+async def test_a_gateway_that_breaks_the_rules_of_slots_is_refused(build: Build) -> None:
+    """Before anything is made of it: so many choices would take all memory there is."""
+    stage = build()
+    submit, session = stage.pipeline.submit, stage.session
+    with pytest.raises(ValueError, match="n must be between 1 and 128"):
+        submit(session, request(4, limits=Limits(n=2**32 - 1)))
+    await submit(session, request(4, limits=Limits(n=2)))
+    with pytest.raises(ValueError, match="slot 5 of session 1 is still in use"):
+        submit(session, request(5))
+    assert set(stage.pipeline.sessions[session].choices) == {4, 5}
+
+
 class Panic(BaseException):
     """As libraries in Rust raise it."""
 
