@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import dataclass
 
 from common.model_folder import Fields
@@ -83,7 +84,17 @@ def _original(scaling: Fields, config: Fields, default: int | None = None) -> in
 
 
 def _plain(theta: float, head_dim: int) -> tuple[float, ...]:
-    return tuple(1.0 / theta ** (i / head_dim) for i in range(0, head_dim, 2))
+    """Round at each step to float32, as in the source, whose frequencies models were trained with.
+
+    Rounded once, one is up to 6 units in the last place away: logits at position 12000 were up to a
+    hundred times as far from the source's.
+    """
+    powers = (_float32(theta ** _float32(i / head_dim)) for i in range(0, head_dim, 2))
+    return tuple(_float32(1.0 / power) for power in powers)
+
+
+def _float32(value: float) -> float:
+    return c_float(value).value
 
 
 def _default(scaling: Fields, plain: tuple[float, ...], theta: float, config: Fields) -> Rope:

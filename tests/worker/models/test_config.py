@@ -28,7 +28,7 @@ def read(folder: Path, remove: str = "", **changes: Any) -> ModelConfig:
 def test_defaults(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert (config.head_dim, config.q_size, config.kv_size) == (8, 32, 16)
-    assert config.rope.inverse_frequencies == (1.0, 0.1, 0.01, 0.001)
+    assert config.rope.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01, 0.001), rel=1e-6)
     assert config.rope == read(tmp_path, remove="rope_theta").rope
     assert config.windows == (0, 0) and config.dtype == "float32"
     assert read(tmp_path, remove="torch_dtype").dtype == ""
@@ -37,6 +37,22 @@ def test_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, head_dim=None).head_dim == 8
     assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
     assert read(tmp_path, hidden_act="swish") == read(tmp_path, hidden_act=None) == config
+
+
+@pytest.mark.parametrize(
+    ("theta", "head_dim", "of_torch"),
+    [
+        (500000.0, 80, {1: 0.720320463180542, 5: 0.193922758102417, 11: 0.027088390663266182}),
+        (1000000.0, 128, {1: 0.8058422207832336, 11: 0.09305720031261444}),
+        (10000.0, 64, {1: 0.7498942017555237, 31: 0.0001333521504420787}),
+    ],
+)
+def test_frequencies_round_as_those_of_the_source(
+    tmp_path: Path, theta: float, head_dim: int, of_torch: dict[int, float]
+) -> None:
+    """transformers computes them in float32: a position of 12000 times the last bits is seen."""
+    found = read(tmp_path, rope_theta=theta, head_dim=head_dim).rope.inverse_frequencies
+    assert {place: found[place] for place in of_torch} == of_torch
 
 
 def test_both_spellings(tmp_path: Path) -> None:
@@ -244,7 +260,8 @@ def test_published_configs(reference_data: Path) -> None:
     folders = [p for p in (reference_data / "models").iterdir() if (p / "config.json").exists()]
     configs = {folder.name: read_config(folder) for folder in folders}
     assert configs["Qwen2.5-0.5B-Instruct"].num_kv_heads == 2
-    assert configs["DeepSeek-R1-Distill-Qwen-1.5B"].rope.inverse_frequencies[32] == 0.01
+    deepseek = configs["DeepSeek-R1-Distill-Qwen-1.5B"].rope.inverse_frequencies
+    assert deepseek[32] == pytest.approx(0.01, rel=1e-6)
     assert configs["Qwen3-0.6B"].head_dim == 128
     llama = configs["Llama-3.2-1B"].rope.inverse_frequencies
-    assert llama[0] == 1.0 and llama[-1] == pytest.approx(500000 ** (-62 / 64) / 32)
+    assert llama[0] == 1.0 and llama[-1] == pytest.approx(500000 ** (-62 / 64) / 32, rel=1e-6)
