@@ -17,10 +17,12 @@ from protos.tokenizer_pb2 import AskReply, ConvertReply, ConvertRequest, TextReq
 
 CONVERT_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 3.0
+PATIENCE_S = 10.0
+"""With a tokenizer when there is another one: its stream is given up after as long a silence."""
 
 
 class WentAway(Unavailable):
-    """The tokenizer under a call is lost, or cannot be reached."""
+    """The tokenizer under a call is lost, hangs, or cannot be reached."""
 
 
 class TextCalls:
@@ -35,17 +37,19 @@ class TextCalls:
         One that goes away leaves the call to the next.
         """
         lost = Unavailable("no tokenizer is connected", code="no_tokenizer", retry_after_s=1)
-        for stub in self._clients.stubs(request.model):
+        stubs = self._clients.stubs(request.model)
+        for stub in stubs:
+            timeout_s = CONVERT_TIMEOUT_S if stub is stubs[-1] else PATIENCE_S
             try:
-                return await self._convert(stub, request)
+                return await self._convert(stub, request, timeout_s)
             except WentAway as error:
                 lost = error
         raise lost
 
     @staticmethod
-    async def _convert(stub: Any, request: ConvertRequest) -> ConvertReply:
+    async def _convert(stub: Any, request: ConvertRequest, timeout_s: float) -> ConvertReply:
         checked_size(request)
-        call = stub.Convert(request, timeout=CONVERT_TIMEOUT_S)
+        call = stub.Convert(request, timeout=timeout_s)
         reply: ConvertReply = await answered(call, "convert")
         if reply.HasField("error"):
             raise from_detail(reply.error)
@@ -114,5 +118,5 @@ async def answered(call: Awaitable[Any], what: str) -> Any:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             raise WentAway(f"{what}: the tokenizer went away", retry_after_s=1) from error
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise Unavailable(f"{what}: no answer in time", retry_after_s=1) from error
+            raise WentAway(f"{what}: no answer in time", retry_after_s=1) from error
         raise Internal(f"{what} failed below the gateway: {error.code().name}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api_gateway import clients
+from api_gateway import clients, text_calls
 from common.rpc import channel
 from protos.common_pb2 import ErrorDetail
+from protos.tokenizer_pb2 import ConvertReply, ConvertRequest
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion, tool
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer
@@ -170,6 +172,34 @@ async def test_a_tokenizer_that_goes_away_leaves_the_call_to_the_next(
             monkeypatch.setattr(gateway.clients, "stubs", lambda model=None: [dead])
             gone = await http.post("/tokenize", json={"prompt": "ab"})
             assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_tokenizer_that_hangs_leaves_the_call_to_the_next(
+    fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stands: pings are answered by threads of gRPC's own."""
+
+    async def hang(request: ConvertRequest, context: object) -> ConvertReply:
+        hanging.converted.append(request)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    hanging = FakeTokenizer()
+    monkeypatch.setattr(hanging, "Convert", hang)
+    monkeypatch.setattr(text_calls, "PATIENCE_S", 0.1)
+    await hanging.start()
+    async with (
+        running(f"{fake.address},{hanging.address}") as gateway,
+        in_process(gateway) as http,
+        channel(fake.address) as good,
+        channel(hanging.address) as bad,
+    ):
+        await until(lambda: bool(gateway.clients.links()))
+        stubs = [clients.stub(line) for line in (bad, good)]
+        monkeypatch.setattr(gateway.clients, "stubs", lambda model=None: stubs)
+        reply = await http.post("/tokenize", json={"prompt": "ab"})
+        assert reply.json()["tokens"] == [97, 98] and len(hanging.converted) == 1
+    await hanging.stop()
 
 
 async def test_calls_go_to_a_tokenizer_that_has_an_engine(fake: FakeTokenizer) -> None:
