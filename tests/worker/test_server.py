@@ -22,6 +22,7 @@ from protos import common_pb2
 from protos import worker as wire
 from tests.conftest import ROOT
 from tests.support.fake_scheduler import FakeEngine, FakeScheduler
+from tests.support.running_worker import HELLO, Running
 from tests.support.stack import eventually
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
@@ -29,9 +30,7 @@ from worker.flights import Flight
 from worker.memory import DeviceMemory
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
-from worker.server import WorkerServer
 
-HELLO = wire.Hello(host="h", device="cpu", model_hash="m", build="b")
 PROMPT = list(range(5, 40))
 
 
@@ -40,34 +39,6 @@ def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine()
     yield engine
     engine.close()
-
-
-class Running:
-    """A server in a thread, over a model that is loaded once."""
-
-    def __init__(self, engine: FakeEngine, loaded: LoadedModel) -> None:
-        self.num_loads = 0
-        self.registry = CollectorRegistry()
-
-        def load() -> LoadedModel:
-            self.num_loads += 1
-            return loaded
-
-        self.server = WorkerServer(
-            engine.context,
-            engine.front.address,
-            HELLO,
-            load,
-            lambda _: 10**6,
-            WorkerMetrics(self.registry),
-        )
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-
-    def end(self) -> None:
-        self.server.stop()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture

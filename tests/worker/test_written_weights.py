@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from protos import worker as wire
 from tests.support.fake_scheduler import FakeEngine
 from tests.support.model_folders import write_folder
+from tests.support.running_worker import Running
 from tests.worker.plans import start
 from worker.build import load_model
-from worker.errors import WeightsWritten
-from worker.metrics import WorkerMetrics
-from worker.server import WorkerServer
 
-HELLO = wire.Hello(host="h", device="cpu", model_hash="m", build="b")
 FIRST = wire.ExecutePlan(0, starts=(start(1, list(range(5, 40)), range(3)),))
 SECOND = wire.ExecutePlan(1, steps=(wire.SequenceStep(1, 1),))
 
@@ -31,30 +26,6 @@ def engine() -> Iterator[FakeEngine]:
     engine.close()
 
 
-class Running:
-    """A server in a thread, and what ended it."""
-
-    def __init__(self, engine: FakeEngine, folder: Path) -> None:
-        loaded = load_model(folder, num_threads=1)
-        self.errors: list[WeightsWritten] = []
-        self.server = WorkerServer(
-            engine.context, engine.front.address, HELLO, lambda: loaded, lambda _: 10**6,
-            WorkerMetrics(CollectorRegistry()),
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.server.run()
-        except WeightsWritten as error:
-            self.errors.append(error)
-
-    def wait(self) -> None:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-
 def changed(path: Path) -> bytes:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -64,7 +35,7 @@ def changed(path: Path) -> bytes:
 def test_weights_that_are_written_over_are_not_served(engine: FakeEngine, tmp_path: Path) -> None:
     """Tokens are looked up in the file: answers would be half of one model, half of another."""
     path = write_folder(tmp_path / "model") / "model.safetensors"
-    running = Running(engine, path.parent)
+    running = Running(engine, load_model(path.parent, num_threads=1))
     _, scheduler = engine.ready()
     scheduler.execute(FIRST)
     path.write_bytes(changed(path))
@@ -76,7 +47,7 @@ def test_weights_that_are_written_over_are_not_served(engine: FakeEngine, tmp_pa
 
 def test_a_file_in_its_place_changes_nothing(engine: FakeEngine, tmp_path: Path) -> None:
     path = write_folder(tmp_path / "model") / "model.safetensors"
-    running = Running(engine, path.parent)
+    running = Running(engine, load_model(path.parent, num_threads=1))
     _, scheduler = engine.ready()
     scheduler.execute(FIRST)
     (path.parent / "new").write_bytes(changed(path))
@@ -84,6 +55,5 @@ def test_a_file_in_its_place_changes_nothing(engine: FakeEngine, tmp_path: Path)
     assert scheduler.execute(SECOND).step_id == 1
     path.unlink()
     assert scheduler.execute(wire.ExecutePlan(2, steps=(wire.SequenceStep(1, 1),))).step_id == 2
-    running.server.stop()
-    running.wait()
+    running.end()
     assert running.errors == []
