@@ -78,6 +78,7 @@ def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
     """Return the body of an `explain` query: what the engine must know to judge a request."""
     limits = request.limits
     draws = limits.kind != SCORE
+    max_tokens = limits.max_tokens if limits.HasField("max_tokens") else None
     return {
         "request_id": request.request_id,
         "tenant": limits.tenant,
@@ -86,9 +87,7 @@ def question(request: TextRequest, token_ids: list[int]) -> dict[str, Any]:
         "n": limits.n,
         "kind": "generate" if draws else "score",
         # the least that the engine takes of one that draws nothing
-        "max_tokens": (limits.max_tokens if limits.HasField("max_tokens") else None)
-        if draws
-        else 1,
+        "max_tokens": max_tokens if draws else 1,
         "prompt_logprobs": limits.prompt_logprobs if limits.HasField("prompt_logprobs") else None,
         "n_keep": limits.n_keep if limits.HasField("n_keep") else None,
         "token_ids": token_ids,
