@@ -2,9 +2,10 @@
 
 `python -m bench.kernels --shape qwen2-1.5b --rows 1,16,512 --context 2048 --json`. The weights and
 caches of an operator are as many as exceed every cache; activations lie where the operator before
-leaves them. Floor: the larger of bytes over the best read bandwidth and operations over the best
-multiply rate. Norms, turns and the activation are told in bytes alone: at few rows they never leave
-the caches. Rates are those of the fastest run.
+leaves them, and keys where the scheduler puts them once its prefix cache is full. Floor: the larger
+of bytes over the best read bandwidth and operations over the best multiply rate. Norms, turns and
+the activation are told in bytes alone: at few rows they never leave the caches. Rates are those of
+the fastest run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.ceilings import Machine
+from bench.pages import KINDS, page_tables, pages_per_piece
 from bench.random_model import SHAPES
 from bench.rows import line, numbers
 from worker.arena import PAGE
@@ -88,12 +90,14 @@ def main() -> None:
         return not args.operator or name in args.operator
 
     for rows in args.rows:
-        batch = batch_of(rows, args.context, args.prefill)
+        batch = batch_of(rows, args.context, args.prefill, args.pages)
         for case in chain(
             linears(ops, sizes, rows, wanted), others(ops, sizes, batch, DTYPES[args.kv])
         ):
             if wanted(case.name):
                 row = {"rows": rows} | measure(ops, machine, case, batch)
+                if case.name == "attention":
+                    row["pages_per_piece"] = pages_per_piece(batch.block_tables)
                 print(json.dumps(row) if args.json else line(row), flush=True)
 
 
@@ -107,18 +111,18 @@ def _arguments() -> argparse.Namespace:
     option("--operator", action="append", default=[], metavar="NAME")
     option("--weights", choices=FORMATS, default="bfloat16")
     option("--kv", choices=DTYPES, default="bfloat16", help="what keys and values are kept in")
+    option("--pages", choices=KINDS, default=KINDS[0], help="where the keys of a sequence lie")
     option("--kernel-level", choices=["auto", *(one.name.lower() for one in Level)], default="auto")
     option("--threads", type=int, default=0)
     option("--json", action="store_true")
     return parser.parse_args()
 
 
-def batch_of(rows: int, context: int, prefill: bool) -> Batch:
+def batch_of(rows: int, context: int, prefill: bool, pages: str) -> Batch:
     """Sequences of `context` positions, one token each; or the first `rows` of one."""
     count = 1 if prefill else rows
     per_sequence = -(-max(context, rows) // BLOCK_SIZE)
-    blocks = np.random.default_rng(0).permutation(count * per_sequence).astype(np.int32)
-    tables = blocks.reshape(count, per_sequence)
+    tables = page_tables(pages, count, per_sequence, BLOCK_SIZE)
     positions = np.arange(rows) if prefill else np.full(rows, context - 1)
     owners = np.zeros(rows, np.int64) if prefill else np.arange(rows)
     starts = [0, rows] if prefill else np.arange(rows + 1)
@@ -181,9 +185,8 @@ def others(ops: CpuBackend, sizes: Sizes, batch: Batch, kept: type[np.generic]) 
     gate_up, qkv, q = floats(rows, 2 * inner), floats(rows, qkv_width), floats(rows, hidden)
     rotary = pack_rotary([1e6 ** (-i / head_dim) for i in range(0, head_dim, 2)])
     cell_bytes = 2 * sizes.kv_heads * head_dim * np.dtype(kept).itemsize
-    num_cells = batch.block_tables.size * BLOCK_SIZE
-    copies = max(1, min(64, BEYOND_CACHES // (num_cells * cell_bytes)))
-    shape = (num_cells // BLOCK_SIZE, BLOCK_SIZE, sizes.kv_heads, head_dim)
+    copies = max(1, min(64, BEYOND_CACHES // (num_keys * cell_bytes)))
+    shape = (int(batch.block_tables.max()) + 1, BLOCK_SIZE, sizes.kv_heads, head_dim)
     caches = [
         LayerPages(*(_kept(kept, shape, 2 * i + side) for side in (0, 1))) for i in range(copies)
     ]

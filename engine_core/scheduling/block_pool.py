@@ -6,10 +6,10 @@ a page is worth keeping is the prefix cache's business.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 
+from engine_core.scheduling.free_blocks import RUN, FreeBlocks
 from engine_core.scheduling.kv_layout import Grant, OutOfBlocks, Unsupported
 from protos.worker import BlockCopy
 
@@ -28,7 +28,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed is warmest
+        self._free = FreeBlocks(num_blocks)
         self._references = [0] * num_blocks
         self._is_kept = [False] * num_blocks
         self._idle: dict[int, None] = {}  # in order of the last use, the oldest first
@@ -48,6 +48,12 @@ class BlockPool:
     def num_available(self) -> int:
         return len(self._free) + len(self._idle)
 
+    @property
+    def reserve(self) -> int:
+        """Pages to be free beyond those asked for, so that sequences find runs (`free_blocks.py`):
+        two runs for each of them, and at most a sixteenth of all pages."""
+        return min(2 * RUN * len(self._tables), self.num_blocks // 16)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -65,7 +71,7 @@ class BlockPool:
         table = self._tables.get(seq_id, [])
         if seq_id in self._borrowers and num_tokens > self._lengths[seq_id]:
             return self._allocate_apart(seq_id, table, num_tokens)
-        new = self._take(-(-num_tokens // self.block_size) - len(table))
+        new = self._take(-(-num_tokens // self.block_size) - len(table), table)
         if not table:
             self._tables[seq_id], self._lengths[seq_id] = table, 0
         table += new
@@ -78,29 +84,28 @@ class BlockPool:
         last, copies = table[-1], list[BlockCopy]()
         count = self.blocks_for(num_tokens) - len(table)
         if self._references[last] > 1 or self._is_kept[last]:
-            new = self._take(count + 1)
+            new = self._take(count + 1, table)
             copies.append(BlockCopy(last, new[0]))
             table.pop()
             self._release([last])
         else:
-            new = self._take(count)
+            new = self._take(count, table)
         table += new
         self._lengths[seq_id] = num_tokens
         self._borrowers.discard(seq_id)
         return Grant(new, tuple(copies))
 
-    def _take(self, count: int) -> tuple[int, ...]:
-        """Return `count` free blocks, each referenced once; raise OutOfBlocks and take none."""
-        free = self._free
-        if count > len(free):
-            raise OutOfBlocks(f"{count} blocks asked, {len(free)} free of {self.num_blocks}")
-        if count == 1:  # a row that decodes: most calls
-            self._references[free[-1]] = 1
-            return (free.pop(),)
-        taken = tuple([free.pop() for _ in range(count)])
+    def _take(self, count: int, table: list[int]) -> tuple[int, ...]:
+        """Return `count` free blocks to stand behind `table`, each referenced once.
+
+        Raises OutOfBlocks and takes none.
+        """
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} blocks asked, {len(self._free)} free of {self.num_blocks}")
+        taken = self._free.take(count, table[-1] if table else -1)
         for block_id in taken:
             self._references[block_id] = 1
-        return taken
+        return tuple(taken)
 
     def free(self, seq_id: int) -> None:
         del self._lengths[seq_id]
@@ -118,7 +123,7 @@ class BlockPool:
                 if self._is_kept[block_id]:
                     self._idle[block_id] = None
                 else:
-                    self._free.append(block_id)
+                    self._free.add(block_id)
 
     # ── positions ────────────────────────────────────────────────────────────────────────────
 
@@ -180,7 +185,7 @@ class BlockPool:
         self._is_kept[block_id] = False
         if block_id in self._idle:
             del self._idle[block_id]
-            self._free.append(block_id)
+            self._free.add(block_id)
 
     def oldest_idle(self) -> int:
         """Return the idle block that was used least recently; there must be one."""
@@ -210,8 +215,7 @@ class BlockPool:
         ]
         free, idle = set(self._free), self._idle
         if len(free) != len(self._free):
-            twice = Counter(self._free).most_common(1)
-            problems += [f"block {b} is free {n} times" for b, n in twice]
+            problems.append(f"{len(self._free)} blocks are counted as free, {len(free)} are")
         problems += [f"block {b} is free and referenced" for b in free if references[b]]
         problems += [f"block {b} is idle and referenced" for b in idle if references[b]]
         problems += [f"block {b} is idle, not kept" for b in idle if not self._is_kept[b]]

@@ -100,8 +100,7 @@ class Roster:
     def grow(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """Give a running sequence `count` more blocks, which must be available; return them."""
         layout = self.layout
-        if layout.num_free < count:
-            self.cache.evict(count)
+        self.cache.evict(count)
         sequence.capacity += count * layout.block_size
         return layout.allocate(sequence.seq_id, sequence.capacity).block_ids
 

@@ -26,9 +26,11 @@ def test_the_check_names_the_block_and_the_sequence() -> None:
     pool = BlockPool(2, 16)
     pool.allocate(7, 3)
     assert pool.check() == []
-    pool._free.append(0)
+    pool._free.add(0)
     assert "block 0 is free and referenced" in pool.check()
-    pool._free.pop()
+    pool._free.add(0)
+    assert "3 blocks are counted as free, 2 are" in pool.check()
+    pool._free.take(1, last=-1)
     pool.table(7).append(1)
     assert "block 1 has 0 references, 1 owners" in pool.check()
     assert "sequence 7 has 2 blocks for 3 tokens" in pool.check()
