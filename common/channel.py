@@ -56,12 +56,15 @@ class Dealer(Generic[In]):
         self.socket.setsockopt(zmq.IDENTITY, f"{name}-{os.urandom(6).hex()}".encode())
         prepare(self.socket, address)
         self.watch = self.socket.get_monitor_socket(events) if events else None
-        self.socket.connect(address)
-        self._encode = msgspec.msgpack.Encoder().encode
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
         self._decode = msgspec.msgpack.Decoder(kinds).decode
 
     def send(self, message: msgspec.Struct) -> None:
-        self.socket.send(self._encode(message))
+        self.socket.send(msgspec.msgpack.encode(message))
 
     def receive(self, timeout_s: float | None = None) -> In | None:
         """Return the next message, or None after `timeout_s` seconds (None waits for ever)."""
@@ -71,6 +74,9 @@ class Dealer(Generic[In]):
         return message
 
     def close(self) -> None:
+        if self.watch is not None:
+            self.socket.disable_monitor()
+            self.watch.close(0)
         self.socket.close()
 
 
@@ -88,7 +94,6 @@ class Router(Generic[In]):
             self.socket.close()
             raise PortTaken(f"{address} cannot be listened on: {error.strerror}") from error
         self.address = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
-        self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(kinds).decode
 
     @property
@@ -99,7 +104,7 @@ class Router(Generic[In]):
     def send(self, peer: bytes, message: msgspec.Struct) -> None:
         """Send to `peer`; raise Gone when it is not connected."""
         try:
-            self.socket.send_multipart([peer, self._encode(message)])
+            self.socket.send_multipart([peer, msgspec.msgpack.encode(message)])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 raise Gone(peer.decode(errors="replace")) from error

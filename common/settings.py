@@ -28,7 +28,7 @@ PATHS = ("model", "api_key_file", "tenant_limits")
 S = TypeVar("S", bound=msgspec.Struct)
 CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 
-ADDRESS = r"[^\s,/]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
+ADDRESS = r"[^\s,/*]+:(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 ADDRESSES = rf"^\s*{ADDRESS}(\s*,\s*{ADDRESS})*\s*$"
 """Patterns of fields that name host:port, and several of them."""
 LogLevel = Annotated[

@@ -110,15 +110,20 @@ class Link:
         frames = self._context.socket(zmq.PAIR)
         frames.connect(inside)
         self._dialled = dialled(self._address)
-        dealer: Dealer[wire.ToWorker] = Dealer(
-            self._context, self._dialled, self._name, wire.ToWorker, EVENTS
-        )
+        try:
+            dealer: Dealer[wire.ToWorker] = Dealer(
+                self._context, self._dialled, self._name, wire.ToWorker, EVENTS
+            )
+        except zmq.ZMQError as error:  # it is no address, such as `*:7202`
+            self._inbox.put(Lost(self, f"it cannot be dialled: {error}"))
+            while frames.recv():  # what cannot be sent, up to the end
+                pass
+            frames.close(0)
+            return
         assert dealer.watch is not None
         try:
             self._loop(dealer, frames, dealer.watch)
         finally:
-            dealer.socket.disable_monitor()
-            dealer.watch.close(0)
             dealer.close()
             frames.close(0)
 

@@ -83,7 +83,7 @@ def test_an_unknown_section_of_the_file_is_named(tmp_path: Path) -> None:
     ("address", "is_good"),
     [("h:0", True), ("h:7200", True), ("h:59999", True), ("h:65535", True), ("a:1, b:2", True),
      ("h:65536", False), ("h:66000", False), ("h:99999", False), ("a:1, h:70000", False),
-     ("tcp://h:1", False)],
+     ("tcp://h:1", False), ("*:1", False)],
 )  # fmt: skip
 def test_addresses_have_ports_that_exist(address: str, is_good: bool) -> None:
     assert bool(re.search(ADDRESSES, address)) is is_good

@@ -94,3 +94,12 @@ def test_hellos_do_not_pile_up_while_nobody_is_there(
     assert front.receive(20) is not None and front.receive(0.5) is None
     link.close()
     front.close()
+
+
+def test_what_is_no_address_is_lost_and_can_be_closed(context: zmq.Context[Any]) -> None:
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    link = Link(context, "tcp://*:7202", inbox, HELLO)
+    event = inbox.get(timeout=20)
+    assert isinstance(event, Lost) and "tcp://*:7202" in event.reason
+    link.send(HELLO)
+    link.close()
