@@ -17,8 +17,8 @@ from engine_core.scheduler_process import freeze_heap
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
+from worker.kv_cache import BLOCK_SIZES
 
-BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 PROMPT_TOKENS = 200
 WARM_UP_STEPS = 200
 """More than it takes until all prompts are in."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.random_model import SHAPES, write_random_model
 from bench.random_tokenizer import write_random_tokenizer
+from bench.rows import line
 from worker.kernels.library import default_cache_dir
 
 CODE = """
@@ -52,7 +53,7 @@ def main() -> None:
     first = one_start(folder, args.quantization)
     facts = {"shape": args.shape, "quantization": args.quantization}
     row = facts | {"first_start_s": first["first_token_s"]} | one_start(folder, args.quantization)
-    print(json.dumps(row) if args.json else "  ".join(f"{k}={v}" for k, v in row.items()))
+    print(json.dumps(row) if args.json else line(row))
 
 
 def one_start(folder: Path, quantization: str) -> dict[str, Any]:

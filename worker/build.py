@@ -30,8 +30,9 @@ from worker.gather import Inputs, input_pieces
 from worker.grammar import Grammars
 from worker.hooks import Callback, Hook, register_hook
 from worker.host_tier import HostTier, host_piece
+from worker.kernels.checks import Bytes
 from worker.kernels.library import default_cache_dir
-from worker.kv_cache import BLOCK_SIZES, Bytes, KvCache, block_bytes, kv_pieces
+from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import DeviceMemory, NoRoom, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from worker.arena import Piece
-from worker.kv_cache import Bytes
+from worker.kernels.checks import Bytes
 
 
 def host_piece(num_blocks: int, block_bytes: int) -> Piece:

@@ -12,15 +12,13 @@ import numpy as np
 
 from protos import worker as wire
 from worker.arena import Arena, Piece
+from worker.kernels.checks import Bytes
 from worker.models.config import ModelConfig
 
 BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 """Tokens per block, by layout."""
 DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
 """NumPy has no bfloat16: its bits stand in integers."""
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class LayerPages(NamedTuple):

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from worker.kernels.packed import Bytes, aligned_bytes
+from worker.kernels.checks import Bytes
+from worker.kernels.packed import aligned_bytes
 
 HUGE_PAGE = 2 << 20
 PIECE_BYTES = 16 << 20

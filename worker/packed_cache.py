@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from worker.kernels.checks import Bytes, Stored
 from worker.kernels.compile import SOURCES, check_ours
-from worker.kernels.packed import Bytes, PackedWeight, Shape, Stored, pack_bias
+from worker.kernels.packed import PackedWeight, Shape, pack_bias
 from worker.mapped_file import HUGE_PAGE, digests, in_huge_pages, map_bytes
 
 log = logging.getLogger(__name__)

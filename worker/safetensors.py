@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.model_folder import ModelFolderError
-from worker.kernels.checks import Floats
+from worker.kernels.checks import Floats, Stored, to_float32
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
@@ -70,10 +70,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Floats:
         """Return tensor `name` as float32; float32 ones are views into the file."""
-        values = self.read_stored(name)
-        if values.dtype == np.uint16:  # bfloat16 is the upper half of a float32
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False)
+        return to_float32(self.read_stored(name))
 
     def check_dtype(self, name: str) -> str:
         """Return the type of a tensor; raise ModelFolderError for one that cannot be read."""
@@ -84,7 +81,7 @@ class SafetensorsFile:
             )
         return dtype
 
-    def read_stored(self, name: str) -> np.ndarray[Any, Any]:
+    def read_stored(self, name: str) -> Stored:
         """Return tensor `name` as float32, float16, or bfloat16 as uint16: a view into the file,
         or a copy where the file has it at an odd place."""
         tensor = self.tensors[name]

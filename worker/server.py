@@ -162,7 +162,7 @@ class WorkerServer:
         kv_cache_bytes = self._timed("measure", lambda: self._kv_cache_bytes(loaded))
         scheduler.send(wire.KvReport(rank, loaded.facts(kv_cache_bytes)))
         self._state = "waiting for the scheduler to allocate"
-        num_blocks = self._expect(wire.Allocate).num_blocks
+        num_blocks = _checked(self._next(), wire.Allocate).num_blocks
         runner = self._timed("allocate", lambda: loaded.runner(num_blocks))
         self._timed("warm_up", lambda: warm_up(runner))
         self._timed("grammars", loaded.grammars.warm_up)
@@ -234,10 +234,6 @@ class WorkerServer:
     def _close_links(self) -> None:
         while self._links:
             self._links.pop().close()
-
-    def _expect(self, kind: type[M]) -> M:
-        """Return the next message, which must be a `kind`; raise LifeOver or Stopped."""
-        return _checked(self._next(), kind)
 
     def _next(self, errands: Errands | None = None) -> wire.ToWorker | Flight:
         """Return the next message, or a flight that is done, doing `errands` until it is there.

@@ -12,10 +12,11 @@ import pytest
 from tests.cuda.case import Case, pack_linear
 from tests.emulator.device import EmulatedGpu
 from worker.backends import cuda_loading
-from worker.backends.cuda_loading import Loading, as_floats
+from worker.backends.cuda_loading import Loading
 from worker.backends.cuda_weights import interleaved, pack_tiles, quantized, to_storage
 from worker.backends.gpu import Gpu
 from worker.errors import KernelError
+from worker.kernels.checks import to_float32
 
 Array = np.ndarray[Any, Any]
 FORMS = {
@@ -48,13 +49,13 @@ def test_strips_are_the_bytes_of_the_whole(
     weights = [stored(case.normal(width, 64), kind) for width in widths]
     biases = [stored(case.normal(width), kind) for width in widths]
     linear = pack_linear(case.gpu, dtype, weights, biases, is_int8)
-    whole = np.concatenate([as_floats(weight) for weight in weights])
+    whole = np.concatenate([to_float32(weight) for weight in weights])
     values, scale = quantized(whole) if is_int8 else (to_storage(whole, dtype), None)
     packed = pack_tiles(interleaved(values) if is_gated else values)
     assert linear.is_gated == is_gated and linear.num_padded == len(packed) * 16
     assert case.gpu.read(linear.weight).tobytes() == packed.tobytes()
     for vector, expected in ((linear.scale, scale), (linear.bias, np.concatenate(
-            [as_floats(bias) for bias in biases]))):  # fmt: skip
+            [to_float32(bias) for bias in biases]))):  # fmt: skip
         assert (vector is None) == (expected is None)
         if vector is not None and expected is not None:
             padded = np.pad(expected, (0, linear.num_padded - len(expected)))
@@ -66,7 +67,7 @@ def test_strips_are_the_bytes_of_the_whole(
 def test_rows_of_float32(case: Case) -> None:
     weights = [case.normal(40, 24), stored(case.normal(30, 24), "bf16")]
     linear = pack_linear(case.gpu, "f32", weights)
-    expected = np.concatenate([as_floats(weight) for weight in weights])
+    expected = np.concatenate([to_float32(weight) for weight in weights])
     np.testing.assert_array_equal(case.gpu.read(linear.weight), expected)
 
 

@@ -18,7 +18,8 @@ from tests.support.owners import give_away
 from worker import build, packed_cache
 from worker.backends.cpu import CpuBackend
 from worker.build import load_model
-from worker.kernels.packed import Bytes, Format, PackedWeight
+from worker.kernels.checks import Bytes
+from worker.kernels.packed import Format, PackedWeight
 from worker.mapped_file import mapping_of
 from worker.packed_cache import PackedCache, cache_path
 

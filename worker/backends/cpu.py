@@ -17,18 +17,16 @@ import numpy as np
 from worker.backends.program import Live, Program, Sink
 from worker.batch import Batch, PassLimits, Workspace
 from worker.errors import KernelError
-from worker.kernels.checks import I32, Floats, Ints, require
+from worker.kernels.checks import I32, Floats, Ints, Stored, require, to_float32
 from worker.kernels.crew import available_cores
 from worker.kernels.draw_passes import DrawPasses
 from worker.kernels.library import Level, Library
 from worker.kernels.packed import (
     Format,
     PackedWeight,
-    Stored,
     pack_weight,
     shape_of,
     stored_format,
-    to_float32,
 )
 from worker.kernels.pages import keys_of
 from worker.kernels.records import (

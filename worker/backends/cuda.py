@@ -17,7 +17,7 @@ from worker.backends.cuda_attention import CudaAttention
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs, parts_per_block
 from worker.backends.cuda_linears import CudaLinears, Pending
-from worker.backends.cuda_loading import Loading, as_floats
+from worker.backends.cuda_loading import Loading
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_step import CudaStep, make_step
 from worker.backends.cuda_weights import (
@@ -29,7 +29,7 @@ from worker.backends.cuda_weights import (
 from worker.backends.gpu import Array, Gpu, Scratch
 from worker.batch import Batch, Workspace
 from worker.errors import KernelError
-from worker.kernels.checks import Floats, Ints
+from worker.kernels.checks import Floats, Ints, to_float32
 from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
 from worker.kernels.structs import HEADS, SPLIT, part_floats
@@ -209,7 +209,7 @@ class CudaBackend:
     def pack_vector(self, weight: Floats) -> Array:
         """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
         if weight.ndim == 1:
-            vector = upload(self._gpu, as_floats(weight))
+            vector = upload(self._gpu, to_float32(weight))
             self.weight_bytes += vector.nbytes
             return vector
         return self._pack([weight], [], self._is_int8 and self._is_tied)

@@ -6,19 +6,19 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from worker.backends.cuda_weights import STORAGE, upload
 from worker.backends.gpu import Array, Gpu
+from worker.kernels.checks import Bytes
 from worker.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from protos import worker as wire
 
 CHUNK_BYTES = 16
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class LayerPages(NamedTuple):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,11 +27,10 @@ from worker.backends.cuda_weights import (
 )
 from worker.backends.gpu import Array, Gpu
 from worker.errors import KernelError
+from worker.kernels.checks import Stored, to_float32
 
 STRIP_BYTES = 16 << 20
 """Of float32, as large as any step of packing makes of it."""
-Stored = np.ndarray[Any, Any]
-"""float32, float16, or bfloat16 as uint16."""
 
 
 class Plan(NamedTuple):
@@ -125,13 +124,6 @@ class Loading:
         self._strips.clear()
 
 
-def as_floats(stored: Stored) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return float32 of what a file holds."""
-    if stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return stored.astype(np.float32, copy=False)
-
-
 def _rows(plan: Plan, start: int, stop: int) -> Stored:
     """Copy the rows that become outputs `start` to `stop`; those of a gate before the others."""
     if plan.is_gated:
@@ -147,18 +139,18 @@ def _rows(plan: Plan, start: int, stop: int) -> Stored:
 def _joined(parts: list[Stored]) -> Stored:
     """Copy rows below each other; as float32 where files hold them in several types."""
     is_mixed = len({part.dtype for part in parts}) > 1
-    return np.concatenate([as_floats(part) for part in parts] if is_mixed else parts)
+    return np.concatenate([to_float32(part) for part in parts] if is_mixed else parts)
 
 
 def _packed(rows: Stored, plan: Plan) -> tuple[Stored, Stored | None]:
     """Return rows in the kernels' layout, padded to tiles, and the scales of int8."""
     scales: Stored | None = None
     if plan.is_int8:
-        values, scales = quantized(as_floats(rows))
+        values, scales = quantized(to_float32(rows))
     elif (rows.dtype, plan.dtype) in ((np.uint16, "bf16"), (np.float16, "f16")):
         values = rows.view(np.uint16)
     else:
-        values = to_storage(as_floats(rows), plan.dtype)
+        values = to_storage(to_float32(rows), plan.dtype)
     if plan.dtype == "f32":
         return values, scales
     if scales is not None:
@@ -168,6 +160,6 @@ def _packed(rows: Stored, plan: Plan) -> tuple[Stored, Stored | None]:
 
 
 def _bias(biases: Sequence[Stored], num_padded: int, is_gated: bool) -> Stored:
-    stacked = np.concatenate([as_floats(bias) for bias in biases])
+    stacked = np.concatenate([to_float32(bias) for bias in biases])
     padded = np.pad(stacked, (0, num_padded - len(stacked)))
     return interleaved(padded) if is_gated else padded

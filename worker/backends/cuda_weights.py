@@ -12,14 +12,13 @@ import numpy as np
 
 from worker.backends.gpu import Array, Gpu
 from worker.errors import KernelError, NotFinite
-from worker.kernels.checks import Floats
+from worker.kernels.checks import Floats, to_float32
 
 TILE = 16
 BLOCK_K = 32
 PIECE = 1 << 16
 """Values."""
 STORAGE = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16}
-Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,10 @@ def to_storage(values: Floats, dtype: str) -> np.ndarray[Any, Any]:
 
 def from_storage(stored: np.ndarray[Any, Any], dtype: str) -> Floats:
     """Return as float32 what `to_storage` has made."""
-    if dtype == "f32":
-        return stored
-    if dtype == "f16":
-        return stored.view(np.float16).astype(np.float32)
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return to_float32(stored.view(np.float16) if dtype == "f16" else stored)
 
 
-def quantized(weight: Floats) -> tuple[Bytes, Floats]:
+def quantized(weight: Floats) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Floats]:
     """Return int8 [N, K] and the scale [N] of each output: its largest size becomes 127.
 
     The rule, and its bits, are those of the CPU's packer (`linear_pack_body.h`). Raises NotFinite.

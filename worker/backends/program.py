@@ -13,8 +13,8 @@ import numpy as np
 
 from worker.batch import Batch, PassLimits, Workspace
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
-from worker.kernels.packed import Bytes, aligned_bytes
+from worker.kernels.checks import Bytes, Floats
+from worker.kernels.packed import aligned_bytes
 from worker.kernels.records import (
     Buffer,
     Capacity,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from worker.backends.gpu import ALIGNMENT, Array, Mark
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from worker.kernels.checks import Bytes
 
 
 class Stream(Protocol):

@@ -1,4 +1,5 @@
-"""What every operator demands of its arrays, and the one error that says what was wrong."""
+"""What every operator demands of its arrays, the one error that says what was wrong, and how
+stored values become float32. NumPy is enough for it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from worker.errors import KernelError
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Stored = np.ndarray[Any, Any]
+"""float32, float16, or bfloat16 as uint16: an array as it lies in a checkpoint."""
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
@@ -32,3 +36,10 @@ def require(
             raise KernelError(f"{operator}: {name} has shape {array.shape}, expected {shape}")
     if not array.flags.c_contiguous:
         raise KernelError(f"{operator}: {name} is not C-contiguous")
+
+
+def to_float32(array: Stored) -> Floats:
+    """Return `array` as float32, contiguous; bfloat16 is the upper half of a float32."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(array, np.float32)

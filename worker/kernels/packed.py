@@ -9,20 +9,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
 from worker.errors import KernelError, NotFinite
-from worker.kernels.checks import F32, Floats
+from worker.kernels.checks import F32, Bytes, Floats, Stored, to_float32
 from worker.kernels.library import Level, Library
 
 PANEL = 16
 BLOCK = 32
-
-Stored = np.ndarray[Any, Any]
-"""float32, float16, or bfloat16 as uint16: an array as it lies in a checkpoint."""
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Format(IntEnum):
@@ -134,13 +129,6 @@ def stored_format(operator: str, name: str, array: Stored) -> Format:
     if found is None:
         raise KernelError(f"{operator}: {name} has dtype {array.dtype}, expected a float format")
     return found
-
-
-def to_float32(array: Stored) -> Floats:
-    """Return `array` as float32, contiguous; bfloat16 is the upper half of a float32."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(array, np.float32)
 
 
 def shape_of(weights: Sequence[Stored], wanted: Format) -> Shape:

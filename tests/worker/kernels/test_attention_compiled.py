@@ -18,8 +18,7 @@ from tests.support.pages import laid
 from tests.worker.kernels.test_operators_compiled import floats, kept
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
-from worker.kernels.packed import to_float32
+from worker.kernels.checks import Floats, to_float32
 from worker.kernels.paged_attention import paged_attention_reference, plan_attention
 from worker.kv_cache import LayerPages
 

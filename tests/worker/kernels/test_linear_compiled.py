@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.operators import backend, batch_of, compute, given, levels
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
+from worker.kernels.checks import Floats, to_float32
 from worker.kernels.library import Level
-from worker.kernels.packed import Format, to_float32
+from worker.kernels.packed import Format
 
 FLOATS = (Format.F32, Format.BF16, Format.F16)
 ALL = tuple(Format)

@@ -16,8 +16,8 @@ from tests.support.pages import laid, laid_keys
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.batch import Batch
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
-from worker.kernels.packed import Format, to_float32
+from worker.kernels.checks import Floats, to_float32
+from worker.kernels.packed import Format
 from worker.kernels.records import Buffer, Rows
 from worker.kernels.rms_norm import (
     add_rms_norm_reference,
