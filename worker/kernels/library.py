@@ -1,6 +1,6 @@
 """The compiled kernels: found or compiled, loaded, and called through ctypes.
 
-Knows the C functions of `program.cpp` and `linear_pack.cpp`. Knows no model.
+Knows the C functions by name. Knows no model.
 """
 
 from __future__ import annotations
