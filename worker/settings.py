@@ -66,8 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             pattern="^(block|slot|static)$",
         ),
     ] = "block"
-    max_ubatch_tokens: Annotated[
-        int, Meta(description="tokens of one pass; larger steps take several", ge=1, le=2**20)
+    max_ubatch_tokens: Annotated[  # at most as many as the second side of a GPU's grid
+        int, Meta(description="tokens of one pass; larger steps take several", ge=1, le=65_535)
     ] = 2048
     threads: Annotated[
         int, Meta(description="compute threads, 0 = as many as cores available", ge=0, le=1024)
