@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from api_gateway.answers import Said
+from api_gateway.logprobs import TextOffsets, completion_logprobs
 from api_gateway.replies import reply_id
 from api_gateway.translate import Order
 
@@ -32,6 +33,11 @@ class Chunks:
             "model": order.model,
             "system_fingerprint": fingerprint,
         }
+        self._rest: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if order.num_logprobs is not None and not order.is_chat:
+            self._rest["logprobs"] = completion_logprobs([], TextOffsets())
+        if order.return_token_ids:
+            self._rest["token_ids"] = []
         is_bare = order.num_logprobs is None and not order.return_token_ids
         is_bare = is_bare and not order.show_trace and not order.show_progress
         self.is_plain = is_bare and not order.continuous_usage and order.tools is None
@@ -55,13 +61,17 @@ class Chunks:
         return frame(self.event(shown))
 
     def choice(self, index: int, text: str | None) -> dict[str, Any]:
-        """Return a choice object; None for the text leaves a chat delta empty."""
+        """Return a choice object; None for the text leaves a chat delta empty.
+
+        Lists that were asked for are in each, empty where nothing is new, as OpenAI and vLLM have
+        it: clients add them up without looking. Only a chat's logprobs are null then.
+        """
         shown: dict[str, Any] = {"index": index}
         if self._order.is_chat:
             shown["delta"] = {} if text is None else {"content": text}
         else:
             shown["text"] = text or ""
-        return {**shown, "logprobs": None, "finish_reason": None}
+        return {**shown, **self._rest}
 
     def event(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         event = {**self._head, "choices": choices}

@@ -196,8 +196,7 @@ async def test_token_ids_come_back_when_asked_for(client: httpx.AsyncClient) -> 
     whole = (await client.post("/v1/completions", json=body)).json()
     assert whole["choices"][0]["token_ids"] == [100, 101, 102]
     stream = events((await client.post("/v1/completions", json=body | {"stream": True})).text)
-    ids = [i for e in stream for c in e["choices"] for i in c.get("token_ids", [])]
-    assert ids == [100, 101, 102]
+    assert [i for e in stream for c in e["choices"] for i in c["token_ids"]] == [100, 101, 102]
 
 
 @pytest.mark.parametrize("includes", [True, False, None])

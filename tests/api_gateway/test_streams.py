@@ -82,6 +82,20 @@ async def test_streams_are_these_bytes(
     assert shown == golden.read_text()
 
 
+async def test_every_chunk_has_the_lists_that_were_asked_for(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """Clients add them up, and in OpenAI's last chunk they are there and empty."""
+    fake.script = rich
+    asked = completion(stream=True, logprobs=2, return_token_ids=True)
+    stream = events((await client.post("/v1/completions", json=asked)).text)
+    told = [choice for event in stream for choice in event["choices"]]
+    assert [choice["token_ids"] for choice in told] == [[11], [12], [13], []]
+    assert [choice["logprobs"]["tokens"] for choice in told] == [["Hi"], [""], [" ☃"], []]
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert told[-1]["logprobs"] == {name: [] for name in names}
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_stream_and_a_whole_reply_say_the_same(client: httpx.AsyncClient, n: int) -> None:
     whole = (await client.post("/v1/completions", json=completion(n=n))).json()
