@@ -20,6 +20,7 @@ import orjson
 from common.errors import InvalidRequest, ServiceError, Unprocessable
 from protos.common_pb2 import Grammar
 from protos.limits import MAX_CHOICES, MAX_GRAMMAR_CHARS
+from tokenizer_service.ebnf import plain_ebnf
 from tokenizer_service.sandbox import Answer, Overrun, Sandbox, serve
 from tokenizer_service.turns import NOBODY, Asker
 
@@ -191,7 +192,7 @@ def read_as(grammar: Grammar) -> str:
     if grammar.kind == Grammar.LARK and EBNF.search(grammar.text):
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
-        return str(gbnf_to_lark(grammar.text))
+        return str(gbnf_to_lark(plain_ebnf(grammar.text)))
     return grammar.text
 
 

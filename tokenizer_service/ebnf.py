@@ -1,0 +1,120 @@
+"""EBNF as llama.cpp and xgrammar (vLLM) write it → the part of it that llguidance converts right.
+
+llguidance's `gbnf_to_lark` loses the zeros of `\\u0041`, hands control characters, `&&` and `--` of
+a class on to readers that mean something else by them, ends a rule at a line's end where `|`
+follows, and folds names (`Item`, `item`) until two are one. So characters are spelled here, each
+rule is one line, and names stay apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+PIECE = re.compile(
+    r"""
+    (?P<comment> \#[^\r\n]* ) | (?P<space> \s+ ) |
+    (?P<literal> "(?:[^"\\]|\\.)*" ) | (?P<chars> \[(?:[^\]\\]|\\.)*\] ) |
+    (?P<open> ["\[] ) | (?P<any> \. ) | (?P<times> \{[\d\s,]*\} ) |
+    (?P<rule> [\w-]+(?=\s*::=) ) | (?P<name> [\w-]+ ) | (?P<mark> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+CHAR = re.compile(
+    r"\\x([\da-fA-F]{2}) | \\u([\da-fA-F]{4}) | \\U([\da-fA-F]{8}) | \\(.) | (.)",
+    re.VERBOSE | re.DOTALL,
+)
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "b": "\b", "0": "\0"}
+ANY = "[\0-\U0010ffff]"
+"""What a dot stands for: newlines are characters, too."""
+
+
+def plain_ebnf(text: str) -> str:
+    """Return `text` in the plain words; raise ValueError for what no reader of EBNF knows."""
+    pieces = list(pieces_of(text))
+    names = kept_apart([piece for kind, piece in pieces if kind == "rule"])
+    out: list[str] = []
+    num_lines = 0  # so that a complaint tells the line that its rule begins in
+    for kind, piece in pieces:
+        if kind == "rule":
+            out.append("\n" * num_lines + names[piece])
+            num_lines = 0
+        elif kind == "space":
+            num_lines += piece.count("\n")
+            out.append(" ")
+        elif kind == "name":
+            if piece not in names:
+                raise ValueError(f"Rule '{piece}' not found")
+            out.append(names[piece])
+        elif kind == "literal":
+            out.append('"' + "".join(spelled(char) for char, _ in characters(piece[1:-1])) + '"')
+        elif kind == "chars" or kind == "any":
+            out.append(spelled_class(piece if kind == "chars" else ANY))
+        elif kind != "comment":
+            out.append(piece)
+    return "".join(out)
+
+
+def pieces_of(text: str) -> Iterator[tuple[str | None, str]]:
+    for found in PIECE.finditer(text):
+        if found.lastgroup == "open":
+            line = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"the {found[0]} of line {line} is not closed")
+        yield found.lastgroup, found[0]
+
+
+def kept_apart(rules: list[str]) -> dict[str, str]:
+    """Return a name for each rule that is still its own when all are folded; `root` is `start`."""
+    taken, names = {"start"}, {"root": "root"}
+    for rule in rules:
+        if rule in names:
+            continue
+        name, number = rule, 2
+        while folded(name) in taken:
+            name, number = f"{rule}-{number}", number + 1
+        taken.add(folded(name))
+        names[rule] = name
+    return names
+
+
+def folded(name: str) -> str:
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).replace("-", "_").lower()
+
+
+def characters(body: str) -> Iterator[tuple[str, bool]]:
+    """Yield the characters that `body` spells, and whether each stands there as it is."""
+    for found in CHAR.finditer(body):
+        if code := found[1] or found[2] or found[3]:
+            number = int(code, 16)
+            if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+                raise ValueError(f"{found[0]} is no character")
+            yield chr(number), False
+        elif escape := found[4]:
+            if escape.isalnum() and escape not in ESCAPES:
+                raise ValueError(f"Invalid escape sequence \\{escape}")
+            yield ESCAPES.get(escape, escape), False
+        else:
+            yield found[5], True
+
+
+def spelled(char: str) -> str:
+    """Return `char` so that it means itself in a literal and in a class, in Lark and in a regex."""
+    return f"\\x{ord(char):02x}" if char < " " or char in '"\\[]^-&~/\x7f' else char
+
+
+def spelled_class(piece: str) -> str:
+    chars = list(characters(piece[1:-1]))
+    is_negated = chars[:1] == [("^", True)]
+    del chars[: int(is_negated)]
+    if not chars:
+        if is_negated:
+            return spelled_class(ANY)
+        raise ValueError("[] has no characters")
+    members, at = [], 0
+    while at < len(chars):
+        is_range = at + 2 < len(chars) and chars[at + 1] == ("-", True)
+        members.append(
+            "-".join(spelled(char) for char, _ in chars[at : at + 3 : 2][: 1 + is_range])
+        )
+        at += 3 if is_range else 1
+    return f"[{'^' * is_negated}{''.join(members)}]"
