@@ -2,8 +2,8 @@
 
 llguidance's `gbnf_to_lark` loses the zeros of `\\u0041`, hands control characters, `&&` and `--` of
 a class on to readers that mean something else by them, ends a rule at a line's end where `|`
-follows, and folds names (`Item`, `item`) until two are one. So characters are spelled here, each
-rule is one line, and names stay apart.
+follows, drops the brackets of `([0-9]+)?`, and folds names (`Item`, `item`) until two are one. So
+characters are spelled here, each rule is one line, brackets hold more, and names stay apart.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def plain_ebnf(text: str) -> str:
     """Return `text` in the plain words; raise ValueError for what no reader of EBNF knows."""
     pieces = list(pieces_of(text))
     names = kept_apart([piece for kind, piece in pieces if kind == "rule"])
+    too_bare = brackets_of_one(pieces)
     out: list[str] = []
     num_lines = 0  # so that a complaint tells the line that its rule begins in
-    for kind, piece in pieces:
+    for number, (kind, piece) in enumerate(pieces):
         if kind == "rule":
             out.append("\n" * num_lines + names[piece])
             num_lines = 0
@@ -51,7 +52,7 @@ def plain_ebnf(text: str) -> str:
         elif kind == "chars" or kind == "any":
             out.append(spelled_class(piece if kind == "chars" else ANY))
         elif kind != "comment":
-            out.append(piece)
+            out.append(f'{piece}"" ' if number in too_bare else piece)
     return "".join(out)
 
 
@@ -61,6 +62,32 @@ def pieces_of(text: str) -> Iterator[tuple[str | None, str]]:
             line = text.count("\n", 0, found.start()) + 1
             raise ValueError(f"the {found[0]} of line {line} is not closed")
         yield found.lastgroup, found[0]
+
+
+def brackets_of_one(pieces: list[tuple[str | None, str]]) -> set[int]:
+    """Return where brackets open that hold one repeated thing and nothing else."""
+    found: set[int] = set()
+    opened: list[tuple[int, int, bool]] = []  # where, things so far, whether the last repeats
+    for number, (kind, piece) in enumerate(pieces):
+        if kind in ("space", "comment"):
+            continue
+        if piece == "(":
+            opened.append((number, 0, False))
+            continue
+        if not opened:
+            continue
+        at, num_things, repeats = opened.pop()
+        if piece == ")":
+            if num_things == 1 and repeats:
+                found.add(at)
+            if opened:
+                at, num_things, _ = opened.pop()
+                opened.append((at, num_things + 1, False))
+        elif kind == "times" or piece in ("*", "+", "?"):
+            opened.append((at, num_things, True))
+        else:
+            opened.append((at, num_things + 1 + (piece == "|"), False))
+    return found
 
 
 def kept_apart(rules: list[str]) -> dict[str, str]:
