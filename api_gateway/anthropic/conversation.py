@@ -40,10 +40,8 @@ def messages_of(body: Prompted) -> list[Message]:
     if not body.messages:
         raise refuse("messages is empty", "messages")
     gathering = Gathering({tool.name: tool for tool in body.tools or []})
-    if body.system is not None:
-        texts = [BILLING.sub("", text, count=1) for text in texts_of(body.system, "system")]
-        if any(texts):
-            gathering.last("system").texts += filter(None, texts)
+    for text in contents_of(body.system or "", {"text": TextBlock}, "system"):
+        gathering.add("system", text, "system")
     for index, turn in enumerate(body.messages):
         param = f"messages[{index}].content"
         if turn.role == "assistant":
@@ -107,7 +105,10 @@ class Gathering:
         return last
 
     def add(self, role: Speaker, block: Block, param: str) -> None:
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextBlock) and role == "system":
+            if text := BILLING.sub("", block.text, count=1):
+                self.last(role).texts.append(text)
+        elif isinstance(block, TextBlock):
             self.last(role).texts.append(block.text)
         elif isinstance(block, CallResultBlock):
             text = "\n".join(self._result(block.content or "", f"{param}.content"))
@@ -150,11 +151,6 @@ def blocks_of(content: Content, role: Speaker, param: str) -> list[Block]:
         raise refuse(f"{param} is empty", param)
     why = "this server reads text, thoughts, and calls of functions"
     return [typed(raw, BLOCKS[role], f"{param}[{index}]", why) for index, raw in enumerate(content)]
-
-
-def texts_of(content: Content, param: str) -> list[str]:
-    """Return the texts of a content that can be nothing else."""
-    return [block.text for block in contents_of(content, {"text": TextBlock}, param)]
 
 
 def contents_of(content: Content, kinds: Mapping[str, type[T]], param: str) -> list[T | TextBlock]:

@@ -283,15 +283,19 @@ async def test_a_conversation_comes_back_as_it_was_said(
     ]
 
 
-@pytest.mark.parametrize(
-    "system",
-    ["x-anthropic-billing-header: cch=1;\nYou help.", "You help."],
-)
+@pytest.mark.parametrize("header", ["", "x-anthropic-billing-header: cch=1;\n"])
 async def test_a_billing_header_is_not_shown_to_the_model(
-    client: httpx.AsyncClient, fake: FakeTokenizer, system: str
+    client: httpx.AsyncClient, fake: FakeTokenizer, header: str
 ) -> None:
-    assert (await client.post(URL, json=ask(system=system))).status_code == 200
-    assert json.loads(seen(fake).chat.messages_json)[0]["content"] == "You help."
+    """In a system prompt that comes as a turn, neither; one of nothing else is no turn."""
+    help_, nothing = header + "You help.", {"role": "system", "content": header}
+    turn = {"role": "system", "content": [{"type": "text", "text": help_}]}
+    for body in (ask(system=help_), ask(messages=[turn, USER, nothing])):
+        assert (await client.post(URL, json=body)).status_code == 200
+        told = json.loads(seen(fake).chat.messages_json)
+        assert [(one["role"], one["content"]) for one in told] == [
+            ("system", "You help."), ("user", USER["content"]),
+        ]  # fmt: skip
 
 
 async def test_an_answer_that_is_begun_goes_on(
