@@ -123,10 +123,14 @@ def from_environment(
         if not key.startswith(prefix):
             continue
         name = key.removeprefix(prefix).lower()
-        if name not in fields and name.endswith("_file") and name[: -len("_file")] in fields:
-            found[name[: -len("_file")]] = _text(key, value).strip()
-        elif value != "" or name not in fields:
-            found[name] = value  # an empty variable is one that compose left unset
+        plain = name.removesuffix("_file")
+        in_file = name not in fields and plain in fields
+        name = plain if in_file else name
+        if value == "" and name in fields:
+            continue  # an empty variable is one that compose left unset
+        value = _text(key, value).strip() if in_file else value
+        if found.setdefault(name, value) != value:
+            raise SettingsError(f"{prefix}{name.upper()} and its _FILE differ: leave one out")
     return found
 
 

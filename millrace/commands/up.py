@@ -14,7 +14,14 @@ from typing import Any
 
 from api_gateway.auth import KeyFile
 from common.model_folder import ModelFolderError
-from common.settings import SERVICES, SettingsError, from_file, inherited, load
+from common.settings import (
+    SERVICES,
+    SettingsError,
+    from_environment,
+    from_file,
+    inherited,
+    load,
+)
 from engine_core.tenant_file import read_tenants
 from millrace import arguments, child, compose, loading
 from millrace.errors import CommandError
@@ -176,7 +183,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         _check_environment(service.environment, told)
         for mount in service.volumes:
             _check_source(file.root / mount.source, mount.target)
-    _check_length(variables)
+    _check_length(told)
     scales = {SCALES[option]: getattr(args, option) for option in SCALES if getattr(args, option)}
     for option, name in SCALES.items():
         if name in scales and name not in file.services:
@@ -207,8 +214,23 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
 
 
 def asked(variables: dict[str, str]) -> dict[str, str]:
-    """Return what the caller's settings file and environment say; what is empty says nothing."""
-    return {**_written(variables), **{name: value for name, value in variables.items() if value}}
+    """Return what the caller's settings file and environment say; what is empty says nothing.
+
+    A variable that names a file with a setting's value says that value.
+    """
+    said = {name: value for name, value in variables.items() if value}
+    for package, service in TIERS.items():
+        prefix = f"MILLRACE_{service}_".upper()
+        try:
+            values = from_environment(variables, prefix, _settings_of(package).__struct_fields__)
+        except SettingsError as error:
+            raise CommandError(f"settings: {error}") from error
+        said |= {prefix + name.upper(): value for name, value in values.items()}
+    return {**_written(variables), **said}
+
+
+def _settings_of(package: str) -> Any:
+    return importlib.import_module(f"{package}.settings").Settings
 
 
 def _written(variables: dict[str, str]) -> dict[str, str]:
@@ -244,9 +266,9 @@ def _check_settings(replica: Replica, root: Path) -> None:
         return
     given = {name: value for name, value in replica.environment.items() if value}
     given = {**from_the_root(inherited({})), **given}
-    settings = importlib.import_module(f"{package}.settings").Settings
     try:
-        _check_what_it_reads(load(settings, TIERS[package], [], inherited(given)), root)
+        settings = load(_settings_of(package), TIERS[package], [], inherited(given))
+        _check_what_it_reads(settings, root)
     except (SettingsError, ValueError) as error:
         raise CommandError(f"settings: {error}") from error
 
@@ -288,12 +310,12 @@ def _check_source(source: Path, target: str) -> None:
         raise CommandError(f"{source} does not exist")
 
 
-def _check_length(variables: dict[str, str]) -> None:
-    asked = variables.get("MAX_MODEL_LEN") or variables.get("MILLRACE_ENGINE_MAX_MODEL_LEN") or ""
-    if not asked.isdecimal():
+def _check_length(told: dict[str, str]) -> None:
+    longest = told.get("MAX_MODEL_LEN") or told.get("MILLRACE_ENGINE_MAX_MODEL_LEN") or ""
+    if not longest.isdecimal():
         return  # none, or the engine says what is wrong with it
     try:
-        check_length(int(asked), Path(variables.get("MODEL") or DEMO_MODEL))
+        check_length(int(longest), Path(told.get("MODEL") or DEMO_MODEL))
     except ModelFolderError as error:
         raise CommandError(str(error)) from error
 

@@ -39,8 +39,18 @@ def test_a_secret_may_be_a_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_setting_told_twice_is_refused_unless_both_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("hush\n")
+    environ = {"MILLRACE_DOOR_SECRET_FILE": str(tmp_path / "s"), "MILLRACE_DOOR_SECRET": "loud"}
+    for both in (environ, dict(reversed(environ.items()))):
+        with pytest.raises(SettingsError, match="MILLRACE_DOOR_SECRET and its _FILE differ"):
+            load(Door, "door", [], both)
+    assert load(Door, "door", [], {**environ, "MILLRACE_DOOR_SECRET": "hush"}).secret == "hush"
+
+
 def test_an_empty_variable_is_an_unset_one() -> None:
-    assert load(Door, "door", [], {"MILLRACE_DOOR_PORT": ""}).port == 8000
+    empty = {"MILLRACE_DOOR_PORT": "", "MILLRACE_DOOR_SECRET_FILE": ""}
+    assert load(Door, "door", [], empty) == Door()
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,28 @@ def test_a_name_in_the_settings_file_and_keys_there_count(
     assert "MILLRACE_GATEWAY_PORT" not in up.asked(variables)
 
 
+@pytest.mark.parametrize("name", ["MILLRACE_ENGINE_MAX_MODEL_LEN_FILE", "MILLRACE_CONFIG"])
+def test_a_length_that_the_model_lacks_is_refused_wherever_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    in_config = name == "MILLRACE_CONFIG"
+    (tmp_path / "told").write_text("engine: {max_model_len: 99999}" if in_config else "99999\n")
+    monkeypatch.setenv(name, str(tmp_path / "told"))
+    assert main(["up", "--state", str(tmp_path), "--port", str(free_port())]) == 1
+    assert "max_model_len is 99999, the model has 1024 positions" in capsys.readouterr().err
+
+
+def test_a_name_in_a_file_of_its_own_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    up = importlib.import_module(COMMANDS["up"][0])
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    (tmp_path / "name").write_text("mine\n")
+    monkeypatch.setenv("MILLRACE_TOKENIZER_SERVED_MODEL_NAME_FILE", str(tmp_path / "name"))
+    assert up.chosen_variables(parser.parse_args([]))["SERVED_MODEL_NAME"] == "mine"
+
+
 def test_variables_of_no_service_are_told() -> None:
     up = importlib.import_module(COMMANDS["up"][0])
     wrong = ["MILLRACE_ENGIN_MAX_NUM_SEQS", "MILLRACE_PORT", "MILLRACE_CONFIGS"]
@@ -392,18 +414,23 @@ def test_what_stops_a_stack_names_its_place(tmp_path: Path) -> None:
     assert stop_command(elsewhere) == f"millrace down --state '{tmp_path}/a b'"
 
 
-@pytest.mark.parametrize("is_in_file", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("MILLRACE_GATEWAY_PORT", ""),
+        ("MILLRACE_CONFIG", "gateway: {port: 9000}\n"),
+        ("MILLRACE_GATEWAY_PORT_FILE", "9000\n"),
+    ],
+)
 def test_up_refuses_a_setting_that_it_would_hide(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    is_in_file: bool,
+    name: str,
+    content: str,
 ) -> None:
-    if is_in_file:
-        (tmp_path / "m.yaml").write_text("gateway: {port: 9000}\n")
-        monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "m.yaml"))
-    else:
-        monkeypatch.setenv("MILLRACE_GATEWAY_PORT", "9000")
+    (tmp_path / "m.yaml").write_text(content)
+    monkeypatch.setenv(name, str(tmp_path / "m.yaml") if content else "9000")
     assert main(["up", "--state", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert said.startswith("millrace: MILLRACE_GATEWAY_PORT is '9000' in the environment or the")
