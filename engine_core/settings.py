@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(description="a step older than this makes the engine not ready", gt=0)
     ] = 5.0
     step_timeout_s: Annotated[
-        float, Meta(description="a step older than this loses its replica", gt=0)
+        float, Meta(description="a step older than this loses its replica", gt=0, le=1e9)
     ] = 30.0
     log_level: LogLevel = "info"
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import CANNOT_WORK
+from common.settings import SettingsError, load
+from engine_core.settings import Settings
 from tests.engine_core.stack import calling
 from tests.support.fake_worker import FakeWorker
 
@@ -78,6 +80,11 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.02)
     raise TimeoutError
+
+
+def test_a_step_timeout_that_schedulers_cannot_be_told_is_refused() -> None:
+    with pytest.raises(SettingsError, match="<= 1000000000.0 - at `\\$.step_timeout_s`"):
+        load(Settings, "engine", ["--step-timeout-s=inf"], {})
 
 
 async def test_life(engine: Engine) -> None:
