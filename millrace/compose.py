@@ -110,31 +110,35 @@ class ComposeFile(msgspec.Struct, frozen=True):
 def load(path: Path, variables: Mapping[str, str], profiles: frozenset[str]) -> ComposeFile:
     """Read, interpolate and check `path`; raise ComposeError that names the place."""
     try:
-        tree = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ComposeError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
         raise ComposeError(f"{path}: not a mapping")
     known = {"services", "networks", "volumes", "secrets"}
     if unknown := [k for k in tree if k not in known and not str(k).startswith("x-")]:
         raise ComposeError(f"{path}: unknown keys {unknown}; known: {sorted(known)} and x-*")
+    try:
+        bodies = msgspec.convert(tree.get("services") or {}, dict[str, dict[str, Any] | None])
+    except msgspec.ValidationError as error:
+        raise ComposeError(f"{path}: services: {error}") from error
     services = {
         name: _service(f"{path}: services.{name}", body, variables)
-        for name, body in _local(tree.get("services") or {}, str(path)).items()
+        for name, body in _local({n: b or {} for n, b in bodies.items()}, str(path)).items()
     }
     services = _with_secrets(services, _secrets(tree.get("secrets"), variables, str(path)))
     chosen = {n: s for n, s in services.items() if not s.profiles or profiles & set(s.profiles)}
     return ComposeFile(services=in_order(chosen), root=path.resolve().parent)
 
 
-def _local(bodies: dict[str, Any], path: str) -> dict[str, Any]:
+def _local(bodies: dict[str, dict[str, Any]], path: str) -> dict[str, dict[str, Any]]:
     """Leave out what `x-millrace-local` marks (`false`, or who publishes for it)."""
-    local = {n: dict(b or {}) for n, b in bodies.items() if LOCAL_KEY not in (b or {})}
+    local = {n: dict(b) for n, b in bodies.items() if LOCAL_KEY not in b}
     for name in [n for n in bodies if n not in local]:
         deputy = bodies[name][LOCAL_KEY]
         if deputy is False:
             continue
-        if deputy not in local:
+        if not isinstance(deputy, str) or deputy not in local:
             raise ComposeError(f"{path}: services.{name}: {LOCAL_KEY}: {deputy!r} is no service")
         local[deputy]["ports"] = [*local[deputy].get("ports", []), *bodies[name].get("ports", [])]
     return local

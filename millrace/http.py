@@ -22,9 +22,9 @@ class Server:
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         key = api_key or inherited({}).get("OPENAI_API_KEY")
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
+        self._headers: dict[str, str | bytes] = {"Content-Type": "application/json"}
+        if key:  # its bytes as they were typed: a text would go out as latin-1
+            self._headers["Authorization"] = f"Bearer {key}".encode(errors="surrogateescape")
 
     def get(self, path: str) -> Any:
         """Return the JSON of one GET; raise CommandError with what the server says."""

@@ -138,6 +138,24 @@ def test_what_is_no_text_is_not_sent() -> None:
         next(Server("http://127.0.0.1:1", None).events("/", {"model": "\udcff"}))
 
 
+def test_a_key_goes_out_in_the_bytes_that_were_typed() -> None:
+    """Its digest in the key file is that of these bytes."""
+    heard: list[bytes] = []
+
+    class Door(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers["Authorization"].encode("latin-1"))
+            self.send_error(401)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Door) as door:
+        thread = threading.Thread(target=door.handle_request)
+        thread.start()
+        with pytest.raises(CommandError, match="401"):
+            Server(f"http://127.0.0.1:{door.server_port}", "sésame\udcff").models()
+        thread.join()
+    assert heard == ["Bearer sésame".encode() + b"\xff"]
+
+
 @contextmanager
 def answering(reply: str) -> Iterator[Server]:
     """Answer one request with these words."""

@@ -35,6 +35,13 @@ def test_the_file_of_this_project() -> None:
         assert one.networks == (["front", "back"] if name == "api-gateway" else ["back"])
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ComposeError, match="compose.yml: 'utf-8' codec can't decode"):
+        load(path, {}, NO_PROFILES)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -56,6 +63,12 @@ def test_the_file_of_this_project() -> None:
         ),
         ("name: x\n" + service(), "unknown keys \\['name'\\]"),
         ("[]", "not a mapping"),
+        ("services: [1]\n", "services: Expected `object`, got `array`"),
+        ("services: {one: 5}\n", "services: Expected `object | null`, got `int`"),
+        (
+            "services: {lb: {x-millrace-local: [a]}}\n",
+            "services.lb: x-millrace-local: .* is no ser",
+        ),
         ("a: [", "while parsing"),
     ],
 )
