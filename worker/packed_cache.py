@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.kernels.checks import Bytes, Stored
-from worker.kernels.compile import SOURCES, check_ours
+from worker.kernels.compile import NOT_FOR_ALL, SOURCES, check_ours
 from worker.kernels.packed import PackedWeight, Shape, pack_bias
 from worker.mapped_file import HUGE_PAGE, digests, in_huge_pages, map_bytes
 
@@ -174,7 +174,7 @@ class _Writer:
     """A file in the making, beside its place; one at a time in a folder, over all processes."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
         check_ours(path.parent)
         self._lock = os.open(path.parent, os.O_RDONLY)
         try:

@@ -83,6 +83,16 @@ def test_a_second_load_packs_nothing(form: Format, tmp_path: Path, packed_calls:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_a_process_without_umask_keeps_them_too(tmp_path: Path, packed_calls: list[int]) -> None:
+    before = os.umask(0)
+    try:
+        first = load(tmp_path / "weights" / "a.packed")
+        packed_calls.clear()
+        assert same(first, load(tmp_path / "weights" / "a.packed")) and not packed_calls
+    finally:
+        os.umask(before)
+
+
 def test_weights_are_the_pages_of_the_file_from_the_first_start_on(tmp_path: Path) -> None:
     for packed in load(tmp_path / "model.packed") + load(tmp_path / "model.packed"):
         assert mapping_of(packed.weight) is not None

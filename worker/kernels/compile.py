@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 PARTIAL = "partial-"
 OF_OTHERS = "another user may write there, so nothing in it is used"
+NOT_FOR_ALL = 0o755
+"""Mode of what we make there, whatever the umask lets others do."""
 SOURCES = Path(__file__).parent
 PACKAGED = SOURCES / "packaged.so"
 PACKAGED_HASH = SOURCES / "packaged.hash"
@@ -125,7 +127,7 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
     Many processes may ask at once: one compiles, the others wait for it.
     """
     compiler = find_compiler(preferred)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
     check_ours(folder)
     name = library_name(compiler, flags)
     if kept := _kept(folder, name):
@@ -141,6 +143,7 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
             built = Path(scratch) / "library.so"
             _compile(compiler, flags, built)
+            built.chmod(NOT_FOR_ALL)
             return built.replace(folder / _full_name(name, built))
 
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.kernels.compile import OF_OTHERS, is_ours
+from worker.kernels.compile import NOT_FOR_ALL, OF_OTHERS, is_ours
 from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import OPTIONS, SOURCES, TARGETS, compile_stem
 
@@ -85,7 +85,7 @@ def find(stem: str, target: str, cache: Path) -> Code:
         path = folder_of(root) / f"{stem}.{target}"
         names = path.with_name(f"{path.name}.json")
         if root is cache:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
             if not is_ours(path.parent.stat()):
                 raise CubinError(f"{path.parent}: {OF_OTHERS}; remove it")
         if path.exists() and names.exists():

@@ -62,6 +62,22 @@ def test_who_waits_for_compilers_is_told_once(
     assert told.getMessage().startswith("compiling the CPU kernels, ")
 
 
+def test_what_a_process_without_umask_keeps_is_its_own(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers and services may run with a umask of 0."""
+    monkeypatch.setattr(cubins, "compile_stem", lambda stem, target: Compiled(b"code", {}, {}))
+    monkeypatch.setattr(cubins, "SHIPPED", tmp_path / "nothing")
+    before = os.umask(0)
+    try:
+        path = compile_library(tmp_path / "kernels", fake[0])
+        fake[1].unlink()
+        assert compile_library(tmp_path / "kernels", fake[0]) == path and not fake[1].exists()
+        cubins.find("linear", "sm_90", tmp_path / "cubins")
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_what_others_may_have_put_there_is_not_run(
     fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
