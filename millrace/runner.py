@@ -168,7 +168,7 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
             for line in report:
                 if line == DETACHED:
                     return 0
-                print(line, end="", flush=True)
+                _show(line)
     except (KeyboardInterrupt, SystemExit):
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
@@ -177,6 +177,14 @@ def in_background(run: Callable[[Callable[[], None]], int]) -> int:
     if status < 0 and status != -signal.SIGTERM:  # that one is `down`, before its time
         raise CommandError(f"what starts and watches the stack ended: {meaning(status)}")
     return status or 1
+
+
+def _show(line: str) -> None:
+    """Print a line; that nobody reads on (`up --detach | head -1`) ends the report, not the run."""
+    try:
+        print(line, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _background(run: Callable[[Callable[[], None]], int], writing: int) -> int:

@@ -338,6 +338,19 @@ def test_closed_standard_streams_do_not_hide_that_it_is_ready() -> None:
     assert subprocess.run(closed).returncode == 0  # 3: nobody was told
 
 
+def test_who_reads_no_more_of_a_report_ends_no_run() -> None:
+    """As `millrace up --detach | head -1` does."""
+    code = (
+        "from millrace import runner\n"
+        "say = lambda: [print(n, flush=True) for n in (1, 2)] and None\n"
+        "raise SystemExit(runner.in_background(lambda detach: say() or detach() or 3))"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert subprocess.run([sys.executable, "-c", code], stdout=writing).returncode == 0
+    os.close(writing)
+
+
 def test_ctrl_c_stops_dependents_first(make_stack: MakeStack) -> None:
     stack = make_stack()
     process = stack.up()
