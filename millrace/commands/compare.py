@@ -67,11 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(model: str | Path, side: str) -> LoadedModel:
-    """Load one side; raise ValueError for a key that is not there."""
-    wanted = dict(part.partition("=")[::2] for part in side.split(",") if part)
-    for key in wanted:
+    """Load one side; raise ValueError for a key that is not there, or twice."""
+    pairs = [part.partition("=")[::2] for part in side.split(",") if part]
+    for key, _ in pairs:
         if key not in KEYS:
             raise ValueError(f"{key!r} of {side!r} is unknown, allowed: {', '.join(KEYS)}")
+    if len(wanted := dict(pairs)) < len(pairs):
+        raise ValueError(f"a key stands twice in {side!r}")
     folder = model_folder(wanted.pop("model", model))
     return load_model(folder, **wanted)  # type: ignore[arg-type]  # the keys are those of strings
 

@@ -96,6 +96,7 @@ def test_a_prompt_is_read_by_the_folders_tokenizer(
         (("--right", "dtype=int3"), "dtype is 'int3'"),
         (("--token-ids", "5,96"), "token ids are [96], allowed: one or more below 96"),
         (("--token-ids", ",".join("1" * 300)), "300 tokens, the model has 256 positions"),
+        (("--left", "dtype=auto,dtype=float32"), "twice in 'dtype=auto,dtype=float32'"),
         (("--token-ids", "a"), "--token-ids 'a' is no comma list of ids"),
         (("--tolerance", "nan"), "--tolerance is nan, it must be 0 or more"),
         ((), "has no tokenizer: give --token-ids"),
