@@ -34,16 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; return the exit status."""
     _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if argv[0] == "--version":
-        print(importlib.import_module("importlib.metadata").version("millrace"))
-        return 0
-    if argv[0] not in COMMANDS:
-        print(f"millrace: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
+    name = argv[0] if argv else "--help"
+    if name not in (*COMMANDS, "-h", "--help", "help", "--version"):
+        print(f"millrace: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    return _run(argv[0], argv[1:])
+    return _run(name, argv[1:])
 
 
 def usage() -> str:
@@ -53,14 +48,10 @@ def usage() -> str:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    path, what = COMMANDS[name]
     try:
-        module = importlib.import_module(path)  # a Ctrl-C may come as early as this
-        if hasattr(module, "main"):
-            return int(module.main(argv))
-        parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(argv)))
+        status = _status(name, argv)
+        sys.stdout.flush()  # here, where a full disk is one line
+        return status
     except CommandError as error:
         print(harmless(f"millrace: {error}"), file=sys.stderr)  # a server may have worded it
         return 1
@@ -78,6 +69,22 @@ def _run(name: str, argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(f"millrace: {error.strerror}: the output is cut", file=sys.stderr)
         return 1
+
+
+def _status(name: str, argv: list[str]) -> int:
+    if name == "--version":
+        print(importlib.import_module("importlib.metadata").version("millrace"))
+        return 0
+    if name not in COMMANDS:
+        print(usage())
+        return 0
+    path, what = COMMANDS[name]
+    module = importlib.import_module(path)  # a Ctrl-C may come as early as this
+    if hasattr(module, "main"):
+        return int(module.main(argv))
+    parser = argparse.ArgumentParser(prog=f"millrace {name}", description=what)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(argv)))
 
 
 def _open_standard_streams() -> None:

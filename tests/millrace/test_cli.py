@@ -494,10 +494,11 @@ def test_what_the_file_leaves_empty_the_environment_may_say(
     assert process.communicate()[0].split() == [b"/keys", b"float32"]
 
 
-def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["doctor", "--state=."], ["--help"], ["models"]])
+def test_a_full_disk_under_the_output_is_one_line(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "millrace.cli", "doctor", "--state", str(tmp_path)],
+            [sys.executable, "-m", "millrace.cli", *command],
             stdout=full, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
     assert done.returncode == 1
