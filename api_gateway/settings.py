@@ -21,7 +21,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Annotated[
         int, Meta(description="port; several gateways may share it", ge=0, le=65535)
     ] = 8000
-    metrics_host: Annotated[str, Meta(description="address of the side port")] = "127.0.0.1"
+    metrics_host: Annotated[str, Meta(description="address of the side port", min_length=1)] = (
+        "127.0.0.1"
+    )
     metrics_port: Annotated[
         int, Meta(description="side port: /metrics /live /ready; 0 picks one", ge=0, le=65535)
     ] = 8001

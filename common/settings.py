@@ -109,7 +109,7 @@ def _named(value: Any) -> dict[Any, Any]:
 
 def _text(name: str, path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text("utf-8-sig")  # whatever the locale
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{name}: {path} cannot be read: {error}") from error
 

@@ -21,9 +21,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registry_port: Annotated[
         int, Meta(description="port where workers register (ZeroMQ)", ge=0, le=65535)
     ] = 7202
-    metrics_host: Annotated[str, Meta(description="address of /metrics, /live and /ready")] = (
-        "127.0.0.1"
-    )
+    metrics_host: Annotated[
+        str, Meta(description="address of /metrics, /live and /ready", min_length=1)
+    ] = "127.0.0.1"
     metrics_port: Annotated[
         int, Meta(description="port of /metrics, /live and /ready", ge=0, le=65535)
     ] = 7201

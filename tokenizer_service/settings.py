@@ -33,7 +33,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     host: Annotated[str, Meta(description="address of the gRPC server")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port of the gRPC server", ge=0, le=65535)] = 7100
-    metrics_host: Annotated[str, Meta(description="address of the side port")] = "127.0.0.1"
+    metrics_host: Annotated[str, Meta(description="address of the side port", min_length=1)] = (
+        "127.0.0.1"
+    )
     metrics_port: Annotated[
         int, Meta(description="port of /metrics, /live and /ready", ge=0, le=65535)
     ] = 7101

@@ -72,8 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: Annotated[
         int, Meta(description="compute threads, 0 = as many as cores available", ge=0, le=1024)
     ] = 0
-    metrics_host: Annotated[str, Meta(description="address of /metrics, /live and /ready")] = (
-        "127.0.0.1"
-    )
+    metrics_host: Annotated[
+        str, Meta(description="address of /metrics, /live and /ready", min_length=1)
+    ] = "127.0.0.1"
     metrics_port: Annotated[int, Meta(description="their port, 0 = any", ge=0, le=65535)] = 7301
     log_level: LogLevel = "info"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import pytest
 
-from common.settings import ADDRESSES, SettingsError, load
+from common.settings import ADDRESSES, SERVICES, SettingsError, load
 from worker.settings import Settings as WorkerSettings
 
 
@@ -37,6 +41,27 @@ def test_a_secret_may_be_a_file(tmp_path: Path) -> None:
     assert (
         load(Door, "door", [], {"MILLRACE_DOOR_SECRET_FILE": str(tmp_path / "s")}).secret == "hush"
     )
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_bytes(b"\xef\xbb\xbfdoor: {secret: \xc3\xbc}\n")
+    code = (
+        "from tests.common.test_settings import Door, load\n"
+        "print(ascii(load(Door, 'door', []).secret))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ = {**os.environ, **ascii_only, "MILLRACE_CONFIG": str(tmp_path / "m.yaml")}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.stdout == "'\\xfc'\n", done.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_empty_address_does_not_mean_all_of_them(service: str) -> None:
+    package = {"gateway": "api_gateway", "tokenizer": "tokenizer_service", "engine": "engine_core"}
+    settings = importlib.import_module(f"{package.get(service, service)}.settings").Settings
+    argv = ["--metrics-host=", *(["--model=m"] if "model" in settings.__struct_fields__ else [])]
+    with pytest.raises(SettingsError, match="length >= 1 - at `\\$.metrics_host`"):
+        load(settings, service, argv, {})
 
 
 def test_a_setting_told_twice_is_refused_unless_both_say_the_same(tmp_path: Path) -> None:
