@@ -61,6 +61,7 @@ def to_limits(limits: common.Limits) -> Limits:
         pooling=_POOLINGS.get(limits.pooling, f"pooling {limits.pooling}"),
         report_progress=limits.report_progress,
         waited_s=limits.waited_ms / 1000,
+        max_is_ours=limits.max_is_ours,
     )
 
 

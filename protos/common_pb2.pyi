@@ -158,7 +158,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("kind", "max_tokens", "min_tokens", "stop_token_ids", "n", "logprobs", "priority", "tenant", "cache_salt", "deadline_ms", "prompt_logprobs", "has_grammar", "n_keep", "rotate_kv", "pooling", "report_progress", "first_choice", "waited_ms")
+    __slots__ = ("kind", "max_tokens", "min_tokens", "stop_token_ids", "n", "logprobs", "priority", "tenant", "cache_salt", "deadline_ms", "prompt_logprobs", "has_grammar", "n_keep", "rotate_kv", "pooling", "report_progress", "first_choice", "waited_ms", "max_is_ours")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class Limits(_message.Message):
     REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IS_OURS_FIELD_NUMBER: _ClassVar[int]
     kind: RequestKind
     max_tokens: int
     min_tokens: int
@@ -195,7 +196,8 @@ class Limits(_message.Message):
     report_progress: bool
     first_choice: int
     waited_ms: int
-    def __init__(self, kind: _Optional[_Union[RequestKind, str]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., has_grammar: bool = ..., n_keep: _Optional[int] = ..., rotate_kv: bool = ..., pooling: _Optional[_Union[Pooling, str]] = ..., report_progress: bool = ..., first_choice: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+    max_is_ours: bool
+    def __init__(self, kind: _Optional[_Union[RequestKind, str]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., has_grammar: bool = ..., n_keep: _Optional[int] = ..., rotate_kv: bool = ..., pooling: _Optional[_Union[Pooling, str]] = ..., report_progress: bool = ..., first_choice: _Optional[int] = ..., waited_ms: _Optional[int] = ..., max_is_ours: bool = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("kind", "message", "param", "code", "retry_after_ms")

@@ -51,6 +51,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     report_progress: bool = False
     waited_s: float = 0.0
     """What it had waited at the moment of sending."""
+    max_is_ours: bool = False
+    """Nobody asked for `max_tokens`: it was filled in."""
 
 
 class Add(Message, frozen=True):

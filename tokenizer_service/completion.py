@@ -99,6 +99,7 @@ class Completion:
             limits.max_tokens = 1  # the least that the engine takes; none is drawn
         elif not request.limits.HasField("max_tokens"):
             limits.max_tokens = min(room, self.max_new_tokens or room)
+            limits.max_is_ours = True
         elif request.limits.max_tokens > room and not request.limits.HasField("n_keep"):
             if request.limits.max_tokens > max_model_len and not request.text.cut_max_tokens:
                 raise InvalidRequest(

@@ -72,12 +72,13 @@ def room(facts: Facts, own: TenantLimits) -> Room:
 def _too_much(request: Request, facts: Facts, own: TenantLimits) -> Iterator[Problem]:
     """Yield what the tenant's own limits forbid, with field, limit and tenant.
 
-    `max_tokens` that fills the context is what is filled in when none is asked for: it is cut.
+    `max_tokens` that nobody asked for, or that fills the context, is cut.
     """
     length, drawn = len(request.prompt), _num_drawn(request)
     asked = request.limits.max_tokens
     left, goes_on = facts.max_total - length, request.limits.n_keep is not None
-    is_open = not drawn or asked == left or (asked > left and not goes_on)
+    is_ours = not drawn or request.limits.max_is_ours
+    is_open = is_ours or asked == left or (asked > left and not goes_on)
     is_bounded = not is_open and not goes_on
     for key, limit, unit in (
         ("context", own.context, "a context of"),

@@ -25,7 +25,7 @@ def test_a_request() -> None:
         kind=common.EMBED, max_tokens=5, min_tokens=2, stop_token_ids=array("I", [7, 8]).tobytes(),
         n=2, logprobs=0, priority=-3, tenant="t", cache_salt=b"s", deadline_ms=1500, first_choice=4,
         prompt_logprobs=2, has_grammar=True, n_keep=0, rotate_kv=True, pooling=common.MEAN,
-        report_progress=True, waited_ms=2500,
+        report_progress=True, waited_ms=2500, max_is_ours=True,
     )  # fmt: skip
     request = GenerateRequest(
         slot=9, request_id="r", prompt_token_ids=b"\1\0\0\0", resumed_token_ids=[b"", b"\2\0\0\0"],
@@ -41,7 +41,7 @@ def test_a_request() -> None:
     assert (got.deadline_s, got.kind, got.first_choice) == (1.5, "embed", 4)
     assert (got.prompt_logprobs, got.has_grammar, got.n_keep) == (2, True, 0)
     assert (got.rotate_kv, got.pooling, got.report_progress) == (True, "mean", True)
-    assert got.waited_s == 2.5
+    assert (got.waited_s, got.max_is_ours) == (2.5, True)
 
 
 def test_what_is_unset_is_none() -> None:

@@ -35,9 +35,11 @@ def test_unset_sampling_comes_from_the_folder_then_from_neutrality() -> None:
 
 def test_max_tokens_defaults_to_the_room_that_is_left() -> None:
     assert completion().limits(request(), 10, 64).max_tokens == 54
-    assert completion(max_new_tokens=7).limits(request(), 10, 64).max_tokens == 7
+    shorter = completion(max_new_tokens=7).limits(request(), 10, 64)
+    assert (shorter.max_tokens, shorter.max_is_ours) == (7, True)
     given = request(limits=Limits(max_tokens=54, n=2))
     assert (completion().limits(given, 10, 64).max_tokens, given.limits.n) == (54, 2)
+    assert not completion().limits(given, 10, 64).max_is_ours
 
 
 def test_a_window_that_moves_bounds_no_answer() -> None:

@@ -189,6 +189,24 @@ def test_rows_beside_each_other_never_hold_more_than_their_tenant_may(
     assert most // 2 < most_held <= most
 
 
+@pytest.mark.parametrize("own", [TenantLimits(new_tokens=9), TenantLimits(context=13)])
+def test_a_length_that_nobody_asked_for_is_cut_to_the_tenants(own: TenantLimits) -> None:
+    """As that of a folder's generation_config.json, which is shorter than the context."""
+    mill = Mill(1)
+    mill.scheduler = scheduler = Scheduler(
+        num_blocks=40, block_size=BLOCK_SIZE, vocab_size=1000, max_model_len=256,
+        bounds=Bounds(8, 256, 100, tenants={"a": own}), prefix_key=b"m",
+    )  # fmt: skip
+    prompt = array("I", range(1, 5)).tobytes()
+    scheduler.add(Add(1, 1, "r", prompt, Limits(100, tenant="a"), b""), 0.0)
+    scheduler.add(Add(1, 2, "r", prompt, Limits(100, tenant="a", max_is_ours=True), b""), 0.0)
+    drawn: list[int] = []
+    while (plan := scheduler.schedule(0.0)) is not None:
+        drawn += [start.seq_id for start in plan.starts] + [step.seq_id for step in plan.steps]
+        scheduler.apply(mill.answer(plan), 0.0)
+    assert len(drawn) == 9 and len(set(drawn)) == 1, "the first was refused"
+
+
 def test_what_is_under_way_is_told_from_what_waits() -> None:
     """A loss is counted against those alone that were being computed."""
     scheduler = Scheduler(
