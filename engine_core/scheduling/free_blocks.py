@@ -6,6 +6,7 @@ Memory is read the faster the longer the pieces are: attention over pages in ord
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 RUN = 8
@@ -23,10 +24,9 @@ class FreeBlocks:
     def __init__(self, num_blocks: int) -> None:
         self._count = num_blocks
         self._masks = [0] * -(-num_blocks // RUN)  # of each run: bit i says that block i is free
-        self._whole: dict[int, None] = {}  # runs that are free, the one freed last at the end
-        self._partly: dict[
-            int, None
-        ] = {}  # those of which some is, the one touched last at the end
+        # Runs that are free, the one freed last at the end; and those of which some is, likewise.
+        self._whole: OrderedDict[int, None] = OrderedDict()
+        self._partly: OrderedDict[int, None] = OrderedDict()
         for run in range(len(self._masks) - 1, -1, -1):
             self._set(run, _WHOLE >> max(0, (run + 1) * RUN - num_blocks))
 
