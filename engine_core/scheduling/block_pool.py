@@ -54,8 +54,11 @@ class BlockPool:
     @property
     def reserve(self) -> int:
         """Pages to be free beyond those asked for, so that sequences find runs (`free_blocks.py`):
-        two runs for each of them, and at most a sixteenth of all pages."""
-        return min(2 * RUN * len(self._tables), self.num_blocks // 16)
+        two runs for each of them, and at most a sixteenth of all pages. None in a pool where that
+        would not be half a run for each: prefixes would go and no runs come of it."""
+        wanted = 2 * RUN * len(self._tables)
+        most = self.num_blocks // 16
+        return min(wanted, most) if most >= max(RUN, wanted // 4) else 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
