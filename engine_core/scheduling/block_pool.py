@@ -54,11 +54,9 @@ class BlockPool:
     @property
     def reserve(self) -> int:
         """Pages to be free beyond those asked for, so that sequences find runs (`free_blocks.py`):
-        two runs for each of them, and at most a sixteenth of all pages. None in a pool where that
-        would not be half a run for each: prefixes would go and no runs come of it."""
-        wanted = 2 * RUN * len(self._tables)
-        most = self.num_blocks // 16
-        return min(wanted, most) if most >= max(RUN, wanted // 4) else 0
+        what is left of theirs on average. None where it would cost more than a few prefixes."""
+        reserve = RUN // 2 * len(self._tables)
+        return reserve if reserve <= self.num_blocks // 32 else 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

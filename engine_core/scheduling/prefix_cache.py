@@ -102,11 +102,11 @@ class PrefixCache:
         sequence.enter_at = NEVER
 
     def evict(self, num_free: int) -> None:
-        """As Reuse says, and the pool's reserve with them: half as much again, for some steps."""
+        """As Reuse says, and the pool's reserve with them: twice that, for some steps."""
         pool = self._pool
         if pool.num_free >= num_free + pool.reserve:
             return
-        num_free += pool.reserve * 3 // 2
+        num_free += 2 * pool.reserve
         while pool.num_free < num_free and pool.num_idle:
             block_id = pool.oldest_idle()
             if self._tier is not None:
