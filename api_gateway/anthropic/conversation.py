@@ -49,6 +49,8 @@ def messages_of(body: Prompted) -> list[Message]:
         for place, block in enumerate(blocks_of(turn.content, turn.role, param)):
             gathering.add(turn.role, block, f"{param}[{place}]")
     messages = [side.message() for side in gathering.sides]
+    if not messages:
+        raise refuse("messages say nothing", "messages")
     if len(messages) > limits.MAX_MESSAGES:
         most, count = limits.MAX_MESSAGES, len(messages)
         raise refuse(f"messages: {count} turns and results, {most} are allowed", "messages")
