@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 RUN = 8
-"""Blocks of a run, which begin at a multiple of it: longer ones were not read faster."""
+"""Blocks of a run, which begin at a multiple of it: longer ones were read hardly faster."""
 _WHOLE = (1 << RUN) - 1
 
 
