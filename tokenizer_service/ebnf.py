@@ -9,6 +9,7 @@ characters are spelled here, each rule is one line, brackets hold more, and name
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 PIECE = re.compile(
@@ -49,7 +50,7 @@ def plain_ebnf(text: str) -> str:
             out.append(names[piece])
         elif kind == "literal":
             out.append('"' + "".join(spelled(char) for char, _ in characters(piece[1:-1])) + '"')
-        elif kind == "chars" or kind == "any":
+        elif kind in ("chars", "any"):
             out.append(spelled_class(piece if kind == "chars" else ANY))
         elif kind != "comment":
             out.append(f'{piece}"" ' if number in too_bare else piece)
@@ -92,19 +93,21 @@ def brackets_of_one(pieces: list[tuple[str | None, str]]) -> set[int]:
 
 def kept_apart(rules: list[str]) -> dict[str, str]:
     """Return a name for each rule that is still its own when all are folded; `root` is `start`."""
-    taken, names = {"start"}, {"root": "root"}
+    taken, names, numbers = {"start"}, {"root": "root"}, Counter[str]()
     for rule in rules:
         if rule in names:
             continue
-        name, number = rule, 2
+        name, alike = rule, folded(rule)
         while folded(name) in taken:
-            name, number = f"{rule}-{number}", number + 1
+            numbers[alike] += 1
+            name = f"{rule}-{numbers[alike]}"
         taken.add(folded(name))
         names[rule] = name
     return names
 
 
 def folded(name: str) -> str:
+    """Return what the converter makes of a rule's name."""
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).replace("-", "_").lower()
 
 
@@ -130,6 +133,7 @@ def spelled(char: str) -> str:
 
 
 def spelled_class(piece: str) -> str:
+    """Return a class `[...]` with all its characters spelled; raise ValueError for an empty one."""
     chars = list(characters(piece[1:-1]))
     is_negated = chars[:1] == [("^", True)]
     del chars[: int(is_negated)]
