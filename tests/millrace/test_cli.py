@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -300,10 +301,15 @@ def test_a_run_whose_file_is_gone_is_named_by_its_state(
     assert capsys.readouterr().out == "millrace: nothing is running\n"
 
 
-def test_every_option_of_up_reaches_a_variable_of_the_file() -> None:
+def up_and_its_parser() -> tuple[Any, argparse.ArgumentParser]:
     up = importlib.import_module(COMMANDS["up"][0])
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
+    return up, parser
+
+
+def test_every_option_of_up_reaches_a_variable_of_the_file() -> None:
+    up, parser = up_and_its_parser()
     text = (HOME / "docker-compose.yml").read_text()
     for option, variable in up.VARIABLES.items():
         assert f"--{option.replace('_', '-')}" in parser.format_help()
@@ -311,9 +317,7 @@ def test_every_option_of_up_reaches_a_variable_of_the_file() -> None:
 
 
 def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
-    up = importlib.import_module(COMMANDS["up"][0])
-    parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
+    up, parser = up_and_its_parser()
     folder = tmp_path / "qwen"
     folder.mkdir()
     (folder / "config.json").touch()
@@ -326,9 +330,7 @@ def test_chosen_variables_name_the_model(tmp_path: Path) -> None:
 def test_a_name_in_the_settings_file_and_keys_there_count(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    up = importlib.import_module(COMMANDS["up"][0])
-    parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
+    up, parser = up_and_its_parser()
     told = "tokenizer: {served_model_name: mine}\ngateway: {api_key_file: keys, port: null}\n"
     (tmp_path / "m.yaml").write_text(told)
     monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "m.yaml"))
@@ -353,9 +355,7 @@ def test_a_length_that_the_model_lacks_is_refused_wherever_it_is_told(
 def test_a_name_in_a_file_of_its_own_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    up = importlib.import_module(COMMANDS["up"][0])
-    parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
+    up, parser = up_and_its_parser()
     (tmp_path / "name").write_text("mine\n")
     monkeypatch.setenv("MILLRACE_TOKENIZER_SERVED_MODEL_NAME_FILE", str(tmp_path / "name"))
     assert up.chosen_variables(parser.parse_args([]))["SERVED_MODEL_NAME"] == "mine"

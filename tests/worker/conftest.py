@@ -1,14 +1,15 @@
-"""Model folders made once for this folder's tests."""
+"""Model folders made once for this folder's tests, and an engine for its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.support.fake_scheduler import FakeEngine
 from tests.support.model_folders import write_folder
 from worker.build import LoadedModel, load_model
 
@@ -22,6 +23,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> LoadedModel:
     return load_model(tiny_folder, num_threads=1)
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
 
 
 @pytest.fixture

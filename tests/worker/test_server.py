@@ -35,13 +35,6 @@ PROMPT = list(range(5, 40))
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def running(engine: FakeEngine, tiny: LoadedModel) -> Iterator[Running]:
     running = Running(engine, tiny)
     yield running

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from protos import worker as wire
 from tests.support.fake_scheduler import FakeEngine
@@ -17,13 +14,6 @@ from worker.build import load_model
 
 FIRST = wire.ExecutePlan(0, starts=(start(1, list(range(5, 40)), range(3)),))
 SECOND = wire.ExecutePlan(1, steps=(wire.SequenceStep(1, 1),))
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
 
 
 def changed(path: Path) -> bytes:
