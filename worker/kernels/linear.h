@@ -33,7 +33,7 @@ struct LinearArguments {
   const uint8_t* scales; // INT8: float32 [outputs]; INT4: bf16 [panels][groups][16]
   const float* bias;     // [outputs] of whole panels, or null
   float* out;            // [rows, num_outputs]
-  uint8_t* scratch;      // `linear_scratch_bytes` for every row
+  uint8_t* scratch;      // `Shape.scratch_width` floats a row and `scratch_rest` bytes, see `packed.py`
   int64_t num_inputs;
   int64_t num_outputs;
   Format format;

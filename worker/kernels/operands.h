@@ -5,7 +5,7 @@
 
 namespace millrace {
 
-// out[t] = table[token_ids[t]]; a packed table is the weight of the tied head.
+// out[t] = table[token_ids[t]].
 struct EmbeddingArguments {
   const uint8_t* table;  // [vocabulary, width], as it lies in the checkpoint
   float* out;            // [rows, width]
