@@ -58,7 +58,8 @@ class EchoedPrompts:
         echo, prompt = self.text(choice), choice.prompt
         offsets.begin_at(len(echo))
         if prompt not in self._told:
-            self._told[prompt] = await asyncio.to_thread(echo_logprobs, echo, self._rows(prompt))
+            rows, most = self._rows(prompt), self._job.requests[prompt].limits.logprobs
+            self._told[prompt] = await asyncio.to_thread(echo_logprobs, echo, rows, most)
         return self._told[prompt]
 
     def _rows(self, prompt: int) -> list[TextLogprobs]:

@@ -72,23 +72,26 @@ def name_of(entry: TextLogprob) -> str:
     return entry.token
 
 
-def completion_logprobs(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> dict[str, list[Any]]:
-    """Return the `logprobs` of a completion choice."""
+def completion_logprobs(
+    rows: Sequence[TextLogprobs], offsets: TextOffsets, most: int | None = None
+) -> dict[str, list[Any]]:
+    """Return the `logprobs` of a completion choice, at most so many alternatives a token."""
     return {
         "tokens": [name_of(row.entries[0]) for row in rows],
         "token_logprobs": [value(row.entries[0]) for row in rows],
-        "top_logprobs": [top(row) for row in rows],
+        "top_logprobs": [top(row, most) for row in rows],
         "text_offset": [
             offsets.take(b"" if row.is_hidden else row.entries[0].token_bytes) for row in rows
         ],
     }
 
 
-def echo_logprobs(echo: str, prompt: Sequence[TextLogprobs]) -> dict[str, list[Any]]:
+def echo_logprobs(echo: str, prompt: Sequence[TextLogprobs], most: int) -> dict[str, list[Any]]:
     """Return the `logprobs` of a prompt that is repeated; the first token has no logprob.
 
     A first token that the tokenizer has put there (BOS) is no part of the text. The tokens of a
     prompt may say it in other characters (in NFC); those of the completion begin at its end.
+    `prompt_logprobs` beside it may have asked for more than `most` alternatives a token.
     """
     offsets = TextOffsets()
     told = [row for row in prompt if row.index]
@@ -96,32 +99,36 @@ def echo_logprobs(echo: str, prompt: Sequence[TextLogprobs]) -> dict[str, list[A
     first, raw = (echo, echo.encode()) if head is None else (name_of(head), head.token_bytes)
     if echo.encode().startswith(raw):
         offsets.take(raw)
-    shown = completion_logprobs(told, offsets)
+    shown = completion_logprobs(told, offsets, most)
     begin = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
     return {name: [of_first, *shown[name]] for name, of_first in begin.items()}
 
 
-def prompt_logprobs(rows: Sequence[TextLogprobs]) -> list[dict[str, Any] | None]:
-    """Return one object a prompt token, by token id; the first token has none."""
-    return [None, *(map_of(row) for row in rows if row.index)]
+def prompt_logprobs(rows: Sequence[TextLogprobs], most: int) -> list[dict[str, Any] | None]:
+    """Return one object a prompt token, by token id; the first token has none.
+
+    An echo beside it may have asked for more than `most` alternatives a token.
+    """
+    return [None, *(map_of(row, most) for row in rows if row.index)]
 
 
-def map_of(row: TextLogprobs) -> dict[str, Any]:
+def map_of(row: TextLogprobs, most: int) -> dict[str, Any]:
     """Return the entries by id with their ranks; the prompt's own token may have none."""
-    ranks = {entry.token_id: rank for rank, entry in enumerate(row.entries[1:], 1)}
+    entries = row.entries[: most + 1]
+    ranks = {entry.token_id: rank for rank, entry in enumerate(entries[1:], 1)}
     return {
         str(entry.token_id): {
             "logprob": value(entry),
             "rank": ranks.get(entry.token_id),
             "decoded_token": entry.token,
         }
-        for entry in row.entries
+        for entry in entries
     }
 
 
-def top(row: TextLogprobs) -> dict[str, float]:
+def top(row: TextLogprobs, most: int | None) -> dict[str, float]:
     """Return the alternatives by text, and the chosen token too when it is none of them."""
     found: dict[str, float] = {}
-    for entry in (*row.entries[1:], row.entries[0]):
+    for entry in (*row.entries[1:][:most], row.entries[0]):
         found.setdefault(name_of(entry), value(entry))
     return found

@@ -28,10 +28,11 @@ class Told:
 def told(order: Order, job: Job, prompt: int, bulks: Sequence[Bulks]) -> Told:
     """Return what a reply says of a prompt. Of a long one this takes long: use a thread."""
     rows = prompt_rows(job, prompt, bulks)
+    num, num_echo = order.num_prompt_logprobs, order.num_logprobs if order.tells_echo else None
     return Told(
         prompt_ids(job, prompt) if order.return_token_ids else None,
-        prompt_logprobs(rows) if order.num_prompt_logprobs is not None else None,
-        echo_logprobs(order.echoes[prompt], rows) if order.tells_echo else None,
+        None if num is None else prompt_logprobs(rows, num),
+        None if num_echo is None else echo_logprobs(order.echoes[prompt], rows, num_echo),
     )
 
 

@@ -124,3 +124,17 @@ async def test_a_chat_tells_its_prompt_once_however_many_answers_it_has(
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt_logprobs")
     reply = await client.post(COMPLETIONS, json=completion(n=2, prompt_logprobs=1))
     assert reply.status_code == 400
+
+
+@pytest.mark.parametrize(("num_echo", "num_prompt"), [(0, 1), (1, 0), (1, 1)])
+async def test_an_echo_and_prompt_logprobs_each_tell_what_they_asked_for(
+    client: httpx.AsyncClient, fake: FakeTokenizer, num_echo: int, num_prompt: int
+) -> None:
+    """The engine is asked once, for the greater number; the other had it too."""
+    fake.script = prompted
+    more = {"echo": True, "logprobs": num_echo, "prompt_logprobs": num_prompt}
+    (choice,) = (await client.post(COMPLETIONS, json=completion(**more))).json()["choices"]
+    told_of = choice["prompt_logprobs"][1:]
+    assert [len(row) for row in told_of] == [1 + num_prompt] * 2
+    echoed = choice["logprobs"]["top_logprobs"][1:3]
+    assert [len(row) for row in echoed] == [1 + num_echo] * 2
