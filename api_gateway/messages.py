@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from api_gateway.checks import check_count, refuse
-from api_gateway.schema import ChatPrompt, ChatRequest, Message, Scalar, TokenizeRequest
+from api_gateway.schema import UNSEEN, ChatPrompt, ChatRequest, Message, Scalar, TokenizeRequest
 from protos import limits
 
 RESERVED_KWARGS = frozenset(
@@ -47,7 +47,8 @@ def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
 
 def check_message(message: Message, param: str) -> None:
     """Check one message; its parts, if any, become one text."""
-    message.type = message.parsed = None
+    for name in UNSEEN:
+        setattr(message, name, None)
     if isinstance(message.content, list):
         check_count(message.content, limits.MAX_CONTENT_PARTS, f"{param}.content")
         texts = [
@@ -83,6 +84,8 @@ def check_calls(message: Message, param: str) -> None:
 
 TEXTS = ("text", "refusal")
 """Kinds of parts, each with its text in a field of that name; a refusal is an assistant's."""
+CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+"""What Anthropic's and OpenAI's clients mark a part with: prefixes are cached without it."""
 
 
 def drop_beside_texts(messages: Any) -> None:
@@ -106,7 +109,7 @@ def part_text(part: dict[str, Any], param: str) -> str:
             f"{param}.{kind[:40]}",
             "unsupported_content",
         )
-    for name in part.keys() - {"type", kind, "cache_control"}:  # a mark of Anthropic's clients
+    for name in part.keys() - {"type", kind, *CACHE_MARKS}:
         if part[name] is not None:
             raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
     if not isinstance(part.get(kind), str):

@@ -46,9 +46,11 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One message of a conversation; parts are looked at one by one in messages.py.
 
-    A null content stays null for the template; one that is left out is another thing. A `type` is
-    what lm-evaluation-harness once sent; it says nothing, and the template does not see it. Nor
-    does it see `parsed`, which is `content` once more, as OpenAI's clients have read it.
+    A null content stays null for the template; one that is left out is another thing. The template
+    does not see the last of the fields, those in `UNSEEN`: a `type` is what lm-evaluation-harness
+    once sent; `parsed` is `content` once more, as OpenAI's clients have read it, and
+    `provider_specific_fields` what litellm has set apart of our reply; the others mark a prefix
+    for a cache, and here all are cached. VS Code's Copilot sends the last one to every server.
     """
 
     role: Role
@@ -64,6 +66,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     annotations: list[None] | None = None
     type: Literal["text"] | None = None
     parsed: Any = None
+    provider_specific_fields: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    copilot_cache_control: dict[str, Any] | None = None
+
+
+UNSEEN = Message.__struct_fields__[Message.__struct_fields__.index("type") :]
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

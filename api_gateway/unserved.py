@@ -14,6 +14,8 @@ _NOTHING: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {})
 _RETENTION: tuple[Any, ...] = (None, "in_memory", "in-memory", "24h")  # at most so long
+_IMPLICIT = {"mode": "implicit"}  # prefixes are cached unasked
+_CACHING: tuple[Any, ...] = (*_EMPTY, _IMPLICIT, {"ttl": "30m"}, {**_IMPLICIT, "ttl": "30m"})
 
 ROUTING: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
@@ -75,6 +77,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
+    "prompt_cache_options": _CACHING,
     "prompt_cache_retention": _RETENTION,
     "reasoning_format": (None, "auto", "deepseek"),
     "separate_reasoning": (None, True),
@@ -90,6 +93,7 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "moderation": _NOTHING,
     "previous_response_id": _NOTHING,
     "prompt": _NOTHING,
+    "prompt_cache_options": _CACHING,
     "prompt_cache_retention": _RETENTION,
     "service_tier": (None, "auto", "default"),
     "store": _OFF,

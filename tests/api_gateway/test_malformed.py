@@ -406,6 +406,8 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"num_beams": 1, "thinking_token_budget": None}),
     (CHAT, {"prompt_cache_retention": "in_memory", "thinking": None}),
     (CHAT, {"prompt_cache_retention": "24h"}),
+    (CHAT, {"prompt_cache_options": {"mode": "implicit"}}),
+    (RESPONSES, {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}),
     (
         CHAT,
         {
@@ -416,8 +418,15 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
                     "content": [
                         {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
                         {"type": "text", "text": "b", "annotations": None},
+                        {
+                            "type": "text",
+                            "text": "c",
+                            "prompt_cache_breakpoint": {"mode": "explicit"},
+                        },
                     ],
-                }
+                    "copilot_cache_control": {"type": "ephemeral"},
+                },
+                {"role": "system", "content": "s", "cache_control": {"type": "ephemeral"}},
             ],
             "tools": [{**tool("f"), "mine": None}],
         },
@@ -473,7 +482,7 @@ async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokeniz
         assert (await http.post(CHAT, json=chat(temperature=9))).status_code == 400
         assert (await http.post(CHAT, json=chat(session_id="s"))).status_code == 400
         part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
-        inner = messages({"role": "user", "content": [part], "cache_control": {}})
+        inner = messages({"role": "user", "content": [part], "mine": {}})
         inner |= {"tools": [{**tool("f"), "mine": 1}], "response_format": {"type": "text", "a": 1}}
         assert (await http.post(CHAT, json=inner)).status_code == 200
         call = {"type": "function", "name": "f", "mine": 1}

@@ -295,7 +295,8 @@ async def test_calls_in_history_reach_the_template(
 async def test_what_a_client_has_parsed_of_an_answer_may_come_back_with_it(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
-    """OpenAI's clients write it into the message that their callers append to the history."""
+    """OpenAI's clients write it into the message that their callers append to the history, and
+    litellm what of our message it does not know, `refusal` among it."""
     function = {"name": "now", "arguments": '{"a": 1}'}
     call = {"id": "call_1", "type": "function", "function": function}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -310,7 +311,7 @@ async def test_what_a_client_has_parsed_of_an_answer_may_come_back_with_it(
         result,
         {**called, "tool_calls": [unread]},
         result,
-        {**answer, "parsed": {"b": 2}},
+        {**answer, "parsed": {"b": 2}, "provider_specific_fields": {"refusal": None}},
     ]
     reply = await client.post(URL, json=chat(messages=sent))
     assert reply.status_code == 200, reply.text

@@ -22,6 +22,9 @@ assert rebuilt.usage.completion_tokens == whole.usage.completion_tokens
 called = litellm.completion(**{**asked, "max_tokens": 250}, tools=[TOOL], tool_choice="required")
 call = called.choices[0].message.tool_calls[0]
 assert call.function.name == "store" and Fruit.model_validate_json(call.function.arguments)
+result = {"role": "tool", "tool_call_id": call.id, "content": "stored"}
+history = [*MESSAGES, called.choices[0].message, result, whole.choices[0].message, *MESSAGES]
+assert litellm.completion(**{**asked, "messages": history}).choices[0].message.content
 
 formed = litellm.completion(**{**asked, "max_tokens": 80}, response_format=Fruit)
 assert Fruit.model_validate_json(formed.choices[0].message.content)
