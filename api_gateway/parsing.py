@@ -31,7 +31,7 @@ UNSERVED: dict[type, dict[str, tuple[Any, ...]]] = {
 _decode = msgspec.json.Decoder().decode
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_ENUM = re.compile("Invalid enum value ")
+_ENUM = re.compile("Invalid (?:enum )?value ")  # of listed words, or of a tag
 _NOTHING = re.compile("Expected `null`, got")  # a field that may be left empty, and no more
 _PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -42,8 +42,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
     "max_completion_tokens": LENGTH,
     **dict.fromkeys(("dynatemp_exponent", "dynatemp_range"), ("dynamic_temperature",)),
+    "enable_thinking": ("chat_template_kwargs",),
     "json_schema": ("response_format",),
     "n_cmpl": ("n",),
+    "reasoning": ("reasoning_effort",),
     "repeat_penalty": ("repetition_penalty",),
     "return_prompt_token_ids": ("return_token_ids",),
     "rid": ("request_id",),

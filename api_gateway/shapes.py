@@ -47,6 +47,8 @@ def _within(shape: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
     for option in _options(shape):
         if isinstance(option, inspect.StructType):
             yield from (one.type for one in option.fields if one.encode_name == field)
+            if option.tag_field == field is not None:
+                yield inspect.LiteralType((option.tag,))
         elif isinstance(option, inspect.ListType) and field is None:
             yield option.item_type
 

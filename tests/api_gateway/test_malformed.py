@@ -448,6 +448,8 @@ async def test_fields_that_ask_for_nothing_are_accepted(
     [
         (CHAT, "max_new_tokens", "max_tokens"),
         (CHAT, "repeat_penalty", "repetition_penalty"),
+        (CHAT, "enable_thinking", "chat_template_kwargs"),
+        (CHAT, "reasoning", "reasoning_effort"),
         (COMPLETIONS, "max_completion_tokens", "max_tokens"),
         (RESPONSES, "max_tokens", "max_output_tokens"),
         (EMBEDDINGS, "max_tokens", None),
@@ -509,6 +511,9 @@ async def test_the_lenient_setting_ignores_unknown_fields_only(fake: FakeTokeniz
          "unsupported_parameter", "is not supported"),
         (RESPONSES, {"model": MODEL, "input": "a", "text": {"verbosity": "low"}},
          "text.verbosity", "invalid_value", "'low' is none of 'medium'"),
+        (RESPONSES, {"model": MODEL, "input": "a", "tools": [{"type": "custom", "name": "f"}]},
+         "tools[0].type", "invalid_value",
+         "'custom' is none of 'function', 'namespace', 'web_search', 'web_search_preview'"),
         (RESPONSES, {"model": MODEL, "input": "a", "include": ["x"]}, "include[0]",
          "invalid_value", "'x' is none of"),
         (CHAT, chat(temperature="hot"), "temperature", "invalid_type", "Expected `float | null`"),
