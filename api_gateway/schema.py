@@ -210,6 +210,12 @@ class Fields(Routing, kw_only=True, forbid_unknown_fields=True):
     structured_outputs: StructuredOutputs | None = None
 
 
+class ThinkingSwitch(msgspec.Struct, forbid_unknown_fields=True):
+    """Whether to think, in the words of DeepSeek and Zhipu. Dify sends it to every server."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
@@ -225,6 +231,7 @@ class ChatRequest(Fields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking: ThinkingSwitch | None = None
     thinking_token_budget: int | None = None
 
 

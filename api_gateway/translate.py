@@ -123,12 +123,12 @@ def part_thoughts(text: TextOptions, body: ChatRequest, info: ModelInfo) -> None
 
 
 def effort_kwargs(body: ChatRequest, info: ModelInfo) -> dict[str, str | bool]:
-    """Return what reasoning_effort means to a template: on or off, and how much."""
-    effort = body.reasoning_effort
-    if effort is None or not info.reasoning_format:
+    """Return what thinking and reasoning_effort mean to a template: on or off, and how much."""
+    effort, switch = body.reasoning_effort, body.thinking
+    if not info.reasoning_format or (effort is None and switch is None):
         return {}  # clients ask every model to think: it is no error where one does not
-    is_on = effort != "none"
-    return {"enable_thinking": is_on, **({"reasoning_effort": effort} if is_on else {})}
+    is_on = effort != "none" if switch is None else switch.type == "enabled"
+    return {"enable_thinking": is_on, **({"reasoning_effort": effort} if is_on and effort else {})}
 
 
 def chat_input(

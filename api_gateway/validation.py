@@ -135,6 +135,9 @@ def check_chat(body: ChatRequest) -> None:
     if body.max_tokens is None:
         body.max_tokens = body.max_completion_tokens
     check_fields(body)
+    if body.thinking is not None and body.reasoning_effort is not None:
+        if (body.thinking.type == "enabled") != (body.reasoning_effort != "none"):
+            raise refuse("thinking and reasoning_effort disagree", "thinking")
     check_bound("thinking_token_budget", body.thinking_token_budget)
     if body.n_keep is not None and body.thinking_token_budget not in (None, -1):
         why = "thinking_token_budget excludes n_keep, which drops thoughts that are counted"

@@ -72,18 +72,33 @@ async def test_content_is_null_when_the_limit_falls_into_the_thoughts(
 
 
 @pytest.mark.parametrize(
-    "effort, kwargs",
+    "more, kwargs",
     [
-        ("none", {"enable_thinking": False}),
-        ("low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "none"},
+         {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "high"},
+         {"enable_thinking": True, "reasoning_effort": "high"}),
     ],
-)
-async def test_reasoning_effort_reaches_the_template(
-    client: httpx.AsyncClient, fake: FakeTokenizer, effort: str, kwargs: dict[str, Any]
+)  # fmt: skip
+async def test_whether_and_how_much_to_think_reaches_the_template(
+    client: httpx.AsyncClient, fake: FakeTokenizer, more: dict[str, Any], kwargs: dict[str, Any]
 ) -> None:
-    await client.post(CHAT, json=chat(reasoning_effort=effort))
+    """Dify sends `thinking` to every server, and says it in chat_template_kwargs as well."""
+    assert (await client.post(CHAT, json=chat(**more))).status_code == 200
     given = fake.streams[-1].requests_seen[1].chat.template_kwargs_json
     assert json.loads(given) == kwargs
+
+
+@pytest.mark.parametrize("type_, effort", [("enabled", "none"), ("disabled", "low")])
+async def test_thinking_and_an_effort_that_disagree_are_refused(
+    client: httpx.AsyncClient, type_: str, effort: str
+) -> None:
+    reply = await client.post(CHAT, json=chat(thinking={"type": type_}, reasoning_effort=effort))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "thinking")
 
 
 async def test_a_budget_of_thoughts_is_passed_on(

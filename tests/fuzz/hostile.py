@@ -65,7 +65,7 @@ NAMES = [
     "priority", "cache_salt", "request_id", "session_id", "kv_transfer_params", "dimensions",
     "encoding_format", "pooling", "tokens", "instructions", "max_output_tokens", "text", "include",
     "reasoning", "metadata", "truncation", "store", "previous_response_id", "best_of", "suffix",
-    "nonsense", "__class__", "",
+    "thinking", "nonsense", "__class__", "",
 ]  # fmt: skip
 REGEXES = [
     "(a+)+$",
