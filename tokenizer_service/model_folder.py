@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from common.model_folder import Fields, ModelFolderError, read_object
-from protos.common_pb2 import LAST, MEAN, Pooling
+from protos.common_pb2 import Pooling
 from protos.limits import LIMITS, MAX_EOS_TOKEN_IDS, MAX_U32, violation
+from tokenizer_service.pooling import pooling
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-POOLING_FIELDS = {"pooling_mode_lasttoken": LAST, "pooling_mode_mean_tokens": MEAN}
-POOLING_MODES = {"lasttoken": LAST, "mean": MEAN}
-"""Newer spelling: the value of `pooling_mode`, which counts before the fields of the older one."""
 TOKEN_FIELDS = (
     "bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token",
 )  # fmt: skip
@@ -103,26 +101,6 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         tokenizer_class=tokenizer.text("tokenizer_class"),
         pooling=pooling(path),
     )
-
-
-def pooling(path: Path) -> Pooling:
-    """Return which state of a text is its embedding, as sentence-transformers saves it."""
-    found = LAST
-    for file in path.glob("*_Dense/config.json"):
-        raise ModelFolderError(f"{file}: a layer behind the pooling is not computed here")
-    for file in path.glob("*_Pooling/config.json"):
-        place = read_object(file)
-        if mode := place.text("pooling_mode"):
-            if mode not in POOLING_MODES:
-                raise place.error("pooling_mode", mode, ", ".join(POOLING_MODES))
-            found = POOLING_MODES[mode]
-            continue
-        modes = sorted(name for name in place.names() if name.startswith("pooling_mode_"))
-        chosen = [mode for mode in modes if place.flag(mode)]
-        if len(chosen) != 1 or chosen[0] not in POOLING_FIELDS:
-            raise place.error("pooling_mode_*", chosen, f"one of {', '.join(POOLING_FIELDS)}")
-        found = POOLING_FIELDS[chosen[0]]
-    return found
 
 
 def eos_token_ids(place: Fields, vocab_size: int) -> frozenset[int]:

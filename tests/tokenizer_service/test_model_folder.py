@@ -104,6 +104,48 @@ def test_an_embedding_that_goes_through_a_layer_more_is_refused(tmp_path: Path) 
         read_model_folder(tmp_path)
 
 
+def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
+    told = [{"idx": at, "path": path, "type": kind} for at, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(told))
+
+
+def test_the_list_of_modules_says_which_folder_tells_of_the_pooling(tmp_path: Path) -> None:
+    write_pooling(tmp_path, {"pooling_mode_mean_tokens": True})
+    (tmp_path / "1_Pooling").rename(tmp_path / "pool")
+    at = "sentence_transformers.models."
+    write_modules(
+        tmp_path, ("", f"{at}Transformer"), ("pool", f"{at}Pooling"), ("2", f"{at}Normalize")
+    )
+    assert read_model_folder(tmp_path).pooling == MEAN
+
+
+def test_a_module_that_nobody_computes_is_refused(tmp_path: Path) -> None:
+    write_pooling(tmp_path, {"pooling_mode_mean_tokens": True})
+    at = "sentence_transformers.models."
+    write_modules(
+        tmp_path, ("", f"{at}Transformer"), ("1_Pooling", f"{at}Pooling"), ("2", f"{at}LayerNorm")
+    )
+    with pytest.raises(ModelFolderError, match=r"modules.json: type is .*LayerNorm', allowed: Tra"):
+        read_model_folder(tmp_path)
+
+
+def test_a_reranker_serves_texts(tmp_path: Path) -> None:
+    at = "sentence_transformers."
+    write_modules(
+        tmp_path,
+        ("", f"{at}base.modules.transformer.Transformer"),
+        ("1_LogitScore", f"{at}cross_encoder.modules.logit_score.LogitScore"),
+    )
+    assert read_model_folder(tmp_path).pooling == LAST
+
+
+@pytest.mark.parametrize("told", ["{}", "[1]", '[{"type": 1}]', "["])
+def test_a_list_of_modules_that_cannot_be_read_is_named(tmp_path: Path, told: str) -> None:
+    (tmp_path / "modules.json").write_text(told)
+    with pytest.raises(ModelFolderError, match=r"modules\.json"):
+        read_model_folder(tmp_path)
+
+
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
     folder(tmp_path, generation_config={"do_sample": False, "temperature": 0.7, "top_k": 20})
     assert read_model_folder(tmp_path).sampling_defaults == {"temperature": 0.0, "top_k": 20}
