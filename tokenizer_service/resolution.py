@@ -112,5 +112,7 @@ def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[bytes]:
         raise InvalidRequest(f"bad_words has {word!r}, which no text is left of", param="bad_words")
     first = tokenizer.encode(bare, add_special_tokens=False)
     spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
+    if not (first and spaced):
+        raise InvalidRequest(f"bad_words has {word!r:.70}, which has no token", param="bad_words")
     is_new = len(spaced) == len(first) and unpack(spaced)[0] != unpack(first)[0]
     return [first, spaced] if is_new else [first]

@@ -11,6 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
+from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
 from protos.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
@@ -71,15 +73,17 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> bytes:
         """Return the column of `text`; special tokens in it are recognised."""
-        found = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with no_refusal():
+            found = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return pack(found[0].ids)
 
     def encode_guarded(self, parts: list[str]) -> bytes:
         """Return the column of `parts`: even ones are text, odd ones are special tokens."""
         first, *others = self._stripped(parts)[::2]
         begin, rest = self._as_text()
-        ids = list(begin.encode(first, add_special_tokens=False).ids)
-        texts = rest.encode_batch_fast(others, add_special_tokens=False)
+        with no_refusal():
+            ids = list(begin.encode(first, add_special_tokens=False).ids)
+            texts = rest.encode_batch_fast(others, add_special_tokens=False)
         for special, text in zip(parts[1::2], texts, strict=True):
             ids.append(self._special_id[special])
             ids.extend(text.ids)
@@ -160,6 +164,18 @@ class Tokenizer:
         if byte and once in ("\ufffd", chr(int(byte[1], 16))):
             return bytes([int(byte[1], 16)])
         return twice[len(once) :].encode()  # the first of a text may lose the blank before it
+
+
+@contextmanager
+def no_refusal() -> Iterator[None]:
+    """Tell clients what is theirs: a vocabulary without an unknown token has none for some texts.
+
+    The library raises bare Exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise InvalidRequest(f"the model's tokenizer cannot encode this text: {error}") from error
 
 
 def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:

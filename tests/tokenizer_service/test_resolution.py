@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
 
 from common.errors import InvalidRequest
 from protos.common_pb2 import Dry, Grammar, SamplingParams
@@ -48,6 +50,13 @@ def test_bad_words_of_a_real_vocabulary(reference_data: Path) -> None:
     assert texts(tokenizer, bad_word_ids(tokenizer, "河")) == [["河".encode()]]
     with pytest.raises(InvalidRequest, match="bad_words"):
         bad_word_ids(tokenizer, "  ")
+
+
+def test_a_bad_word_without_tokens_is_refused() -> None:
+    tokenizer = Tokenizer(Library(BPE({"a": 0}, [])))  # leaves out what it does not know
+    assert bad_word_ids(tokenizer, "a") == [column([0])]
+    with pytest.raises(InvalidRequest, match="bad_words has 'b', which has no token"):
+        bad_word_ids(tokenizer, "b")
 
 
 async def test_a_bad_word_that_the_model_cannot_draw_is_left_out(tiny_tokenizer: Tokenizer) -> None:

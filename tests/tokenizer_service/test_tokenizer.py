@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import Metaspace
 
+from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
 from protos.columns import pack, unpack
 from tests.support.tiny_tokenizer import tiny_library, write_tiny_folder
@@ -194,6 +195,17 @@ def test_control_tokens_in_a_text_are_spelled_by_a_unigram_model_too() -> None:
     assert ids.count(2) == 1 and not {0, 1} & set(ids)
     begin, end = pieces_of[: ids.index(2)], pieces_of[ids.index(2) + 1 :]
     assert "".join(begin) == "a</s>b" and "".join(end) == "a<s><0xE6><0xBC><0xA2>"
+
+
+@pytest.mark.parametrize(
+    "model", [Unigram([("a", -1.0)]), BPE({"a": 0}, [], unk_token="<unk>")], ids=["unigram", "bpe"]
+)
+def test_a_text_without_tokens_is_refused(model: BPE | Unigram) -> None:
+    tokenizer = Tokenizer(Library(model))
+    assert list(unpack(tokenizer.encode("a", False))) == [0]
+    for encode in (lambda: tokenizer.encode("b", True), lambda: tokenizer.encode_guarded(["b"])):
+        with pytest.raises(InvalidRequest, match="tokenizer cannot encode this text: .*[Uu]nk"):
+            encode()
 
 
 def test_what_is_named_as_special_is_special(tmp_path: Path) -> None:
