@@ -26,6 +26,9 @@ def pooling(path: Path) -> Pooling:
     """Return what a request's vector is unless it says; raise ModelFolderError for another."""
     for file in path.glob("*_Dense/config.json"):
         raise ModelFolderError(f"{file}: a layer behind the pooling is not computed here")
+    texts = read_object(path / "sentence_bert_config.json", may_lack=True)
+    if texts.flag("do_lower_case"):
+        raise texts.error("do_lower_case", True, "false")
     found = LAST
     for file in pooling_files(path):
         found = mode_of(read_object(file))

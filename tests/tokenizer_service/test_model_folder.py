@@ -129,6 +129,15 @@ def test_a_module_that_nobody_computes_is_refused(tmp_path: Path) -> None:
         read_model_folder(tmp_path)
 
 
+def test_an_embedding_of_lower_case_texts_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+    assert read_model_folder(tmp_path).pooling == LAST
+    file.write_text(json.dumps({"do_lower_case": True}))
+    with pytest.raises(ModelFolderError, match="sentence_bert_config.json: do_lower_case is True"):
+        read_model_folder(tmp_path)
+
+
 def test_a_reranker_serves_texts(tmp_path: Path) -> None:
     at = "sentence_transformers."
     write_modules(
