@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
     args = parser.parse_args(argv)
     reports = []  # a list: a server beside itself tells how far figures of one run differ
-    for url in filter(None, (args.url, args.vs)):
+    for url in (args.url, args.vs) if args.vs else (args.url,):
         try:
             reports.append(asyncio.run(run(args, url)))
         except (OSError, ValueError, CommandError) as error:

@@ -28,7 +28,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:x"])
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:x", ""])
 def test_an_address_that_takes_no_load_is_one_line(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
