@@ -80,6 +80,16 @@ def hostname(authority: bytes) -> bytes:
     return PORT.sub(b"", authority.lower())
 
 
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Return what differs between two states of a file; raise OSError.
+
+    The time alone does not: clocks of file systems tick every few milliseconds, some every second,
+    and a file that is emptied and written in one tick may be read in between.
+    """
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 class KeyFile:
     """Lets those in whose key's digest stands in the file."""
 
@@ -89,7 +99,7 @@ class KeyFile:
         self._clock = clock
         self._checked_s = clock()
         try:
-            self._mtime_ns = path.stat().st_mtime_ns
+            self._read_as = version_of(path)
             self._keys = parse_keys(path.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"api_key_file: {error}") from error
@@ -117,11 +127,11 @@ class KeyFile:
             return
         self._checked_s = now
         try:
-            mtime_ns = self._path.stat().st_mtime_ns
-            if mtime_ns == self._mtime_ns:
+            version = version_of(self._path)
+            if version == self._read_as:
                 return
             self._keys = parse_keys(self._path.read_text("utf-8-sig"))
-            self._mtime_ns = mtime_ns
+            self._read_as = version
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             log.error("key file not read again", extra={"error": str(error)})
         else:

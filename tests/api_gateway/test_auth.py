@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_a_key_has_one_tenant() -> None:
 def test_a_missing_file_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="api_key_file"):
         KeyFile(tmp_path / "none")
+
+
+def test_a_file_that_was_read_while_it_was_written_is_read_again(file: Path) -> None:
+    """Emptied, read and written within one tick of the clock it locked everybody out for good."""
+    now = [0.0]
+    keys = KeyFile(file, clock=lambda: now[0])
+    for text in ("", f"{digest('sk-c')} team-c\n"):
+        file.write_text(text)
+        os.utime(file, (1, 1))
+        now[0] += 2
+        with contextlib.suppress(Unauthorized):
+            keys.tenant_of(bearer("sk-c"))
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_is_not_obeyed(file: Path) -> None:
