@@ -14,12 +14,23 @@ function headers() {
   return key ? { ...fields, Authorization: `Bearer ${key}` } : fields;
 }
 
+// Whoever reads back is left there.
+function isAtEnd() {
+  const log = $("log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+}
+
+function toEnd() {
+  $("log").scrollTop = $("log").scrollHeight;
+}
+
 function show(kind, text) {
+  const follows = isAtEnd();
   const line = document.createElement("div");
   line.className = kind;
   line.textContent = text;
   $("log").append(line);
-  line.scrollIntoView({ block: "end" });
+  if (follows) toEnd();
   return line;
 }
 
@@ -115,20 +126,21 @@ async function answer() {
       const chunk = JSON.parse(data);
       if (event === "error") throw new Error(chunk.error.message);
       if (running !== own) return; // "New chat" has cleared the page
+      const follows = isAtEnd();
       const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
       if (thought) {
         if (!thoughts) line.before((thoughts = show("thoughts", "")));
-        thoughts.textContent += thought;
+        thoughts.append(thought);
       }
-      const log = $("log");
-      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+      // Added to what stands there: to write all of it anew would end a selection in it, and have a
+      // screen reader begin again.
+      if (content) line.append(content);
       text += content ?? "";
-      line.textContent = text;
+      if (follows) toEnd();
       if (chunk.choices[0]?.finish_reason === "length") {
         show("stats", "cut off: the limit of tokens, or the context, is reached");
       }
       if (chunk.usage) show("stats", statsOf(chunk));
-      if (isAtEnd) log.scrollTop = log.scrollHeight; // who reads back is left there
     }
   } catch (error) {
     if (running !== own) return;
@@ -167,6 +179,7 @@ function send() {
   $("q").value = "";
   history.push({ role: "user", content: text });
   show("message user", text);
+  toEnd();
   answer();
 }
 
@@ -185,7 +198,8 @@ $("form").addEventListener("submit", (event) => {
   send();
 });
 $("q").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  // 229: the key that ends a composition, which Safari tells after its end.
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
     event.preventDefault();
     send();
   }

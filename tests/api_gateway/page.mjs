@@ -2,23 +2,30 @@
 import { readFileSync } from "node:fs";
 import { setTimeout as later } from "node:timers/promises";
 
-const { script, chunks, clear } = JSON.parse(readFileSync(0, "utf8"));
+const { script, chunks, clear, readsBack } = JSON.parse(readFileSync(0, "utf8"));
 const lines = [];
 const elements = new Map();
 
 function element() {
   const heard = {};
+  let text = "";
   return {
-    value: "", textContent: "", className: "", dataset: {}, heard,
+    value: "", className: "", dataset: {}, heard, num_written: 0,
+    scrollTop: 0, clientHeight: 50, get scrollHeight() { return 50 + 100 * lines.length; },
+    get textContent() { return text; },
+    set textContent(all) { text = all; this.num_written += 1; },
     addEventListener: (name, act) => { heard[name] = act; },
-    append: (line) => lines.push(line),
+    append(part) { // a line of the log, or text of a line
+      if (typeof part === "string") text += part;
+      else lines.push(part);
+    },
     before(line) {
       lines.splice(lines.indexOf(line), 1);
       lines.splice(lines.indexOf(this), 0, line);
     },
     replaceChildren: () => lines.splice(0),
     remove() { lines.splice(lines.indexOf(this), 1); },
-    scrollIntoView() {}, focus() {},
+    scrollIntoView() { $("log").scrollTop = $("log").scrollHeight; }, focus() {},
   };
 }
 
@@ -35,6 +42,10 @@ const cleared = new Promise((resolve) => { go = resolve; });
 async function* body() {
   for (const [number, chunk] of chunks.entries()) {
     if (clear === number) await cleared;
+    if (readsBack === number) {
+      await later(20); // what came before is shown
+      $("log").scrollTop = 0;
+    }
     for (const byte of new TextEncoder().encode(chunk)) yield Uint8Array.of(byte); // split anywhere
   }
 }
@@ -57,4 +68,9 @@ if (clear !== null) {
 const asked = Date.now();
 while ($("send").disabled && Date.now() < asked + 20_000) await later(1);
 await later(20); // what an answer that was left would still show
-console.log(JSON.stringify(lines.map((line) => [line.className, line.textContent])));
+console.log(JSON.stringify({
+  lines: lines.map((line) => [line.className, line.textContent]),
+  num_written: lines.map((line) => line.num_written),
+  isAtTop: $("log").scrollTop === 0,
+  isAtEnd: $("log").scrollTop === $("log").scrollHeight,
+}));

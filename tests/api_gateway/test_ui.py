@@ -43,17 +43,23 @@ def shown(
     deltas: list[dict[str, str]], clear: int | None = None, end: str = "stop"
 ) -> list[list[str]]:
     """Return [class, text] of the page's lines after one answer of these deltas."""
+    return list(page(deltas, end, clear=clear)["lines"])
+
+
+def page(deltas: list[dict[str, str]], end: str = "stop", **acts: int | None) -> dict[str, Any]:
+    """Return what `page.mjs` prints; acts are `clear` and `readsBack`, numbers of chunks."""
     chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"delta": {}, "finish_reason": end}]})
     chunks.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
     told = [f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks]
-    order = {"script": str(FOLDER / "app.js"), "chunks": [*told, "data: [DONE]\n\n"]}
+    script = str(FOLDER / "app.js")
+    order = {"script": script, "chunks": [*told, "data: [DONE]\n\n"], "clear": None, **acts}
     done = subprocess.run(
         ["node", "--experimental-default-type=module", Path(__file__).parent / "page.mjs"],
-        input=json.dumps({**order, "clear": clear}), capture_output=True, text=True, timeout=60,
+        input=json.dumps(order), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
+    return dict(json.loads(done.stdout))
 
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -79,3 +85,22 @@ def test_an_answer_that_was_cut_off_says_so() -> None:
 @needs_node
 def test_a_new_chat_shows_nothing_of_the_answer_it_left() -> None:
     assert shown([{"content": "a"}, {"content": "b"}], clear=1) == []
+
+
+@needs_node
+def test_who_reads_back_is_left_there() -> None:
+    """The line of numbers at the end of an answer took them away."""
+    deltas = [{"reasoning_content": "Hm"}, {"content": "a"}, {"content": "b"}]
+    for end in ("stop", "length"):
+        assert page(deltas, end)["isAtEnd"]
+        assert page(deltas, end, readsBack=1)["isAtTop"]
+
+
+@needs_node
+def test_what_stands_there_is_not_written_again() -> None:
+    """It ended a selection with each token, and had screen readers begin again."""
+    thoughts = [{"reasoning_content": word} for word in "abc"]
+    answer = [{"content": word} for word in "def"]
+    after = page([*thoughts, *answer])
+    assert ["message assistant", "def"] in after["lines"] and ["thoughts", "abc"] in after["lines"]
+    assert set(after["num_written"]) == {1}
