@@ -8,9 +8,12 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from api_gateway.auth import KeyFile
 from common.model_folder import ModelFolderError
@@ -362,14 +365,13 @@ def banner(plan: Plan, stop: str, key: str | None) -> str:
         stop = f"{stop} (or: make down)"
     if not key and plan.is_public:
         note = "\n    !! no keys are asked: OPEN to all who reach this machine (README, Keys)\n"
-    body = (
-        f'{{"model":"{plan.model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
-    )
+    hello = [{"role": "user", "content": "Hello"}]
+    body = msgspec.json.encode({"model": plan.model, "stream": True, "messages": hello}).decode()
     return f"""
   Millrace is ready at {plan.url} with the model {plan.model}
 
     curl -N {plan.url}/v1/chat/completions -H 'Content-Type: application/json'{auth} \\
-      -d '{body}'
+      -d {shlex.quote(body)}
     export OPENAI_BASE_URL={plan.url}/v1 OPENAI_API_KEY={shown_key}
 {note}
   Stop it with {stop}.

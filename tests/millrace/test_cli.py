@@ -6,7 +6,9 @@ import argparse
 import http.server
 import importlib
 import io
+import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -399,6 +401,16 @@ def test_paths_in_the_environment_are_those_of_the_caller(
     none = {"MILLRACE_WORKER_MODEL_FILE": "", "MILLRACE_WORKER_MODEL": "m", "KEY_FILE": "mine"}
     found = from_the_root({**given, **none})
     assert found == {**given, "MILLRACE_CONFIG": f"{tmp_path}/m.yaml"}
+
+
+@pytest.mark.parametrize("name", ["millrace-demo", "Bob's model", 'a"b\\c', "模型"])
+def test_what_the_banner_shows_can_be_pasted(name: str) -> None:
+    """A quote in a folder's name ended the string of the shell, or of JSON."""
+    up = importlib.import_module(COMMANDS["up"][0])
+    plan = Plan(replicas=[], root=HOME, url="http://here:1", model=name, ready_timeout_s=1)
+    shown = up.banner(plan, "Ctrl-C", None).partition("    curl")[2].partition("    export")[0]
+    words = shlex.split(shown)
+    assert json.loads(words[words.index("-d") + 1])["model"] == name
 
 
 def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
