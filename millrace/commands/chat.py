@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import sys
 from typing import Any
 
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     history: list[dict[str, str]] = []
     status = 0
     if sys.stdin.isatty():
+        edit_lines()
         print(harmless(f"{body['model']} at {there.url}; {HELP}"))
     while (line := _question()) not in (None, "/exit", "/quit"):
         if line == "/clear":
@@ -63,6 +66,15 @@ def run(args: argparse.Namespace) -> int:
             history.append({"role": "user", "content": line})
             status |= not _answer(there, body, args.system, history)
     return 0 if sys.stdin.isatty() else status
+
+
+def edit_lines() -> None:
+    """Have arrow keys move in what is typed, and among what was; else they are sent to the model.
+
+    `input` does so where this module was imported; not every Python has it.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")
 
 
 def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
+import pty
+import subprocess
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -162,3 +167,22 @@ def test_bytes_that_are_no_text_are_one_line() -> None:
         with pytest.raises(CommandError, match="standard input is not UTF-8"):
             typed(read)
     assert typed(lambda: "é") == "é"
+
+
+@pytest.mark.skipif(find_spec("readline") is None, reason="this Python has no readline")
+def test_arrow_keys_edit_the_question() -> None:
+    """The model got them as characters."""
+    ours, theirs = pty.openpty()
+    code = "from millrace.commands import chat; chat.edit_lines(); print(ascii(chat._question()))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "vt100"},
+    )  # fmt: skip
+    with child:
+        os.close(theirs)
+        os.write(ours, b"ac\x1b[Db\n")
+        _, errors = child.communicate(timeout=60)
+    said = os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert child.returncode == 0, errors
+    assert said.rstrip().endswith("'abc'")
