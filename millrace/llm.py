@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import AsyncGeneratorType, TracebackType
 from typing import Any, TypeVar, Unpack
 
 from millrace.async_llm import CLOSED, AsyncLLM
@@ -149,7 +149,7 @@ class LLM:
                 yield delta
         finally:
             if self._thread.is_open:  # closing has ended it otherwise
-                self._thread.run(deltas.aclose())
+                self._thread.run(_end(deltas))
 
     def register_hook(self, name: str, callback: Callback) -> Hook:
         """Show every intermediate whose name matches `name`, e.g. `attn_*`, to `callback`.
@@ -178,6 +178,14 @@ class LLM:
 
 async def _next(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
     return await anext(deltas, None)
+
+
+async def _end(deltas: AsyncGenerator[RequestOutput, None]) -> None:
+    assert isinstance(deltas, AsyncGeneratorType)
+    while True:
+        if not deltas.ag_running:
+            return await deltas.aclose()
+        await asyncio.sleep(0)  # a question that Ctrl-C took back may hear of that after us
 
 
 def _close(thread: LoopThread, llm: AsyncLLM) -> None:
