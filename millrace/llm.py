@@ -42,7 +42,7 @@ class LoopThread:
         """False in a process forked off: threads stay behind."""
         return self._process == os.getpid()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait; an exception here (Ctrl-C) cancels it."""
         why = ""
         if not self.is_open:
@@ -54,7 +54,7 @@ class LoopThread:
             raise RuntimeError(why)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(timeout_s)
+            return future.result()
         except BaseException:
             future.cancel()
             raise
@@ -73,6 +73,14 @@ class LoopThread:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def end(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run `last`, then stop; an exception here (Ctrl-C) ends the wait for it, and not it."""
+        work = asyncio.wait_for(last, CLOSE_TIMEOUT_S)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        future.result()
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -194,7 +202,4 @@ def _close(thread: LoopThread, llm: AsyncLLM) -> None:
     if threading.current_thread().name in OWN_THREADS:  # the collector ran there: it cannot wait
         threading.Thread(target=_close, args=(thread, llm), name="closing", daemon=True).start()
         return
-    try:
-        thread.run(llm.close(), CLOSE_TIMEOUT_S)
-    finally:
-        thread.stop()
+    thread.end(llm.close())

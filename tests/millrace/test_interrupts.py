@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,30 @@ def test_ctrl_c_ends_a_stream_that_was_just_asked_for(
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     assert len(llm.generate("x")) == 1
+
+
+def test_ctrl_c_while_an_llm_is_closed_ends_the_wait_and_not_the_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts were left as they stood, a process among them, for as long as Python ran."""
+    llm = LLM(write_tiny_model(tmp_path / "tiny"), kv_cache_memory="8MiB")
+    closed: list[object] = []
+    client, loop_thread = llm._llm._client, llm._thread._thread
+    close = client.close
+
+    async def slow_close() -> None:
+        await asyncio.to_thread(interrupted.wait)
+        await close()
+        closed.append(client)
+
+    def interrupt(future: Future, timeout: float | None = None) -> object:
+        raise KeyboardInterrupt
+
+    interrupted = threading.Event()
+    monkeypatch.setattr(client, "close", slow_close)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(concurrent.futures.Future, "result", interrupt)
+        llm.close()
+    interrupted.set()
+    loop_thread.join()
+    assert closed == [client]
