@@ -15,6 +15,8 @@ from millrace.params import SamplingParams
 from millrace.prompts import Prompt
 from millrace.speech import Speech, typed
 
+MAX_TOKENS = 256
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `generate`."""
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--chat", action="store_true", help="the prompt is a message, not a beginning")
     option("--model", metavar="DIR", help="folder, or Hugging Face name (default: the demo model)")
     loading.add_arguments(parser)
-    option("--max-tokens", type=int, default=256, metavar="N")
+    option("--max-tokens", type=int, metavar="N", help=f"default: {MAX_TOKENS}, or the context")
     option("--temperature", type=amount)
     option("--seed", type=int)
     option("--stop", action="append", default=[], metavar="TEXT")
@@ -35,14 +37,17 @@ def run(args: argparse.Namespace) -> int:
     text = typed(sys.stdin.read) if args.prompt == "-" else args.prompt
     speech = Speech()
     prompt: Prompt = {"messages": [{"role": "user", "content": text}]} if args.chat else text
+    options, most = loading.options_of(args), args.max_tokens
+    if most is None:  # who asked for nothing has not asked for too much
+        most = min(MAX_TOKENS, options.get("max_model_len") or MAX_TOKENS)
     try:
         params = SamplingParams(
-            max_tokens=args.max_tokens,
+            max_tokens=most,
             temperature=args.temperature,
             seed=args.seed,
             stop=args.stop,
         )
-        with LLM(args.model, **loading.options_of(args)) as llm:
+        with LLM(args.model, **options) as llm:
             for delta in llm.stream(prompt, params):
                 speech.add(delta.outputs[0].reasoning, delta.outputs[0].text)
     except ServiceError as error:

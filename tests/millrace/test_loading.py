@@ -88,3 +88,9 @@ def test_generate_loads_the_model_as_it_is_told(
     ) as llm:
         wanted = llm.generate("Hello", SamplingParams(seed=5, max_tokens=8))[0].outputs[0].text
     assert printed == wanted + "\n"
+
+
+def test_generate_asks_for_no_more_than_the_context_it_is_given(tmp_path: Path) -> None:
+    """Its own default was refused as more than the context."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    assert main(["generate", "Hello", "--model", str(folder), "--max-model-len", "64"]) == 0
