@@ -6,6 +6,7 @@ Moves sequences through the roster; knows no results, events or messages but the
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from engine_core.scheduling.bounds import Bounds
@@ -103,7 +104,8 @@ class Planner:
         best = min((row.order[0] for row in [*rows, sequence]), default=0)
         mine = self._standing(sequence, best, now)
         num_before = sum(self._standing(row, best, now) < mine for row in rows)
-        has_seat = self._has_seat() and not self._is_at_limit(sequence)
+        held = blocks(self._roster.running)
+        has_seat = self._has_seat() and not self._is_at_limit(sequence, held)
         return Outlook(
             num_cached=known.num_tokens,
             num_blocks=self._layout.blocks_for(self._most(sequence)) - len(known.block_ids),
@@ -249,30 +251,38 @@ class Planner:
         """Return whose turn it is, of `prefills` and those who wait and may start; None = nobody.
 
         Rows that may not start now are `passed`; of a tenant at its limits all at once, because to
-        look at each would make its flood a cost of everybody's steps.
+        look at each would make its flood a cost of everybody's steps. All such tenants go first:
+        to find them one by one among the others is a cost of their number squared.
         """
+        held = blocks(self._roster.running) if self._bounds.has_block_limits else {}
+        if self._bounds.tenants:
+            self._pass_limited(passed, held)
         while True:
             rows = [*prefills, *self._roster.waiting.heads(passed)]
             sequence = first_in_turn(rows, self._deficits, now)
             if sequence is None or sequence.status is Status.RUNNING:
                 return sequence
             place = self._roster.waiting.place(sequence)
-            if self._is_at_limit(sequence):
+            if self._is_at_limit(sequence, held):  # one behind those that were passed
                 passed[place] = sys.maxsize
             elif self._would_repeat(sequence) or self._is_coming(sequence):
                 passed[place] = passed.get(place, 0) + 1
             else:
                 return sequence
 
-    def _is_at_limit(self, sequence: Sequence) -> bool:
-        """Return whether the tenant's own limits keep `sequence` waiting."""
+    def _pass_limited(self, passed: dict[Place, int], held: Mapping[str, int]) -> None:
+        for head in self._roster.waiting.heads(passed):
+            if self._is_at_limit(head, held):
+                passed[self._roster.waiting.place(head)] = sys.maxsize
+
+    def _is_at_limit(self, sequence: Sequence, held: Mapping[str, int]) -> bool:
+        """Return whether the tenant's own limits keep `sequence` waiting; `held` are the blocks of
+        the tenants' running rows."""
         own = self._bounds.of(sequence.tenant)
         if own.seqs and self._roster.seats[sequence.tenant] >= own.seqs:
             return True
-        if not own.blocks:
-            return False
-        held = blocks(self._roster.running)[sequence.tenant]
-        return held > 0 and held + self._layout.blocks_for(self._most(sequence)) > own.blocks
+        mine = held.get(sequence.tenant, 0) if own.blocks else 0
+        return mine > 0 and mine + self._layout.blocks_for(self._most(sequence)) > own.blocks
 
     def _known(self, sequence: Sequence) -> Known:
         """Return the most that need not be computed of `sequence`: a cached prefix, or a fork."""

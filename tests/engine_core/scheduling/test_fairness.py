@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from engine_core.scheduling import fairness
 from engine_core.scheduling.bounds import Bounds, TenantLimits
-from engine_core.scheduling.fairness import Deficits
+from engine_core.scheduling.fairness import Deficits, Standing, standing
 from engine_core.scheduling.scheduler import Scheduler
 from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
 
@@ -159,6 +161,34 @@ def test_a_queue_at_its_limit_is_passed_at_once(monkeypatch: pytest.MonkeyPatch)
     plan = scheduler.schedule(0.0)
     assert plan is not None and [start.seq_id for start in plan.starts] == [1, 500]
     assert len(looked) < 20
+
+
+def test_tenants_at_their_limits_are_passed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, each after a look at all others, a step of 200 tenants took 30 to 50 ms."""
+    num_tenants = 100
+    scheduler = Scheduler(
+        num_blocks=900, block_size=BLOCK_SIZE, vocab_size=1000, max_model_len=1024,
+        bounds=Bounds(200, BUDGET, 1000, tenants={"*": TenantLimits(seqs=1)}), prefix_key=b"m",
+    )  # fmt: skip
+    mill = Mill(1)
+    for slot in range(2 * num_tenants):
+        limits = Limits(max_tokens=9, tenant=f"t{slot % num_tenants}")
+        prompt = array("I", [slot + 1, 2]).tobytes()
+        scheduler.add(Add(1, slot, str(slot), prompt, limits, b""), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None and len(plan.starts) == num_tenants
+    scheduler.apply(mill.answer(plan), 0.0)
+    compared = 0
+
+    def counting(*args: Any) -> Standing:
+        nonlocal compared
+        compared += 1
+        return standing(*args)
+
+    monkeypatch.setattr(fairness, "standing", counting)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None and len(plan.steps) == num_tenants and not plan.starts
+    assert compared <= 4 * num_tenants
 
 
 @pytest.mark.parametrize(("layout", "block_size", "most"), [("slot", 1, 192), ("block", 16, 12)])
