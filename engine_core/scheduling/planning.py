@@ -265,7 +265,9 @@ class Planner:
             place = self._roster.waiting.place(sequence)
             if self._is_at_limit(sequence, held):  # one behind those that were passed
                 passed[place] = sys.maxsize
-            elif self._would_repeat(sequence) or self._is_coming(sequence):
+            elif self._would_repeat(sequence):
+                passed[place] = self._roster.waiting.behind_choices(sequence, passed.get(place, 0))
+            elif self._is_coming(sequence):
                 passed[place] = passed.get(place, 0) + 1
             else:
                 return sequence

@@ -144,6 +144,16 @@ class Queues:
         """Return which queue is that of `sequence`."""
         return sequence.order[0], sequence.tenant
 
+    def behind_choices(self, sequence: Sequence, first: int) -> int:
+        """Return where those behind `sequence` stand that are not choices of the same prompt.
+
+        It is the `first` of its queue, where the choices of a request stand side by side.
+        """
+        queue = self._queues[self.place(sequence)]
+        while first < len(queue) and queue[first].is_choice_like(sequence):
+            first += 1
+        return first
+
     def heads(self, passed: Mapping[Place, int]) -> list[Sequence]:
         """Return the first of every queue behind the `passed` of it."""
         return [

@@ -124,11 +124,20 @@ class PrefixCache:
         keys, size = sequence.block_keys, self._pool.block_size
         if len(keys) >= count:
             return
+        if not keys:
+            keys += self._of_choices(sequence)
         key = keys[-1] if keys else self._root(sequence.request)
         tokens = sequence.tokens
         for start in range(len(keys) * size, count * size, size):
             key = sha256(key + tokens[start : start + size].tobytes()).digest()
             keys.append(key)
+
+    def _of_choices(self, sequence: Sequence) -> list[bytes]:
+        """Return what another choice knows of the prompt they share: it is hashed once for all."""
+        if sequence.num_dropped:
+            return []
+        others = (row.block_keys for row in sequence.family if not row.num_dropped)
+        return max(others, key=len, default=[])[: sequence.num_prompt // self._pool.block_size]
 
     def _root(self, request: Request) -> bytes:
         digest = sha256()

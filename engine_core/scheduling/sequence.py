@@ -208,6 +208,10 @@ class Sequence:
         is_mean = self.is_embed and self.request.limits.pooling != "last"
         return not (is_mean or self.owes_prompt_logprobs)
 
+    def is_choice_like(self, other: Sequence) -> bool:
+        """Return whether it waits for the same prompt as `other`, a choice that may share it."""
+        return self.request is other.request and self.may_skip and not self.num_dropped
+
     @property
     def is_suspect(self) -> bool:
         """Two crashes happened while it ran: it must run alone until it has proved itself."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
-from engine_core.scheduling import fairness
+from engine_core.scheduling import fairness, planning, prefix_cache
 from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.fairness import Deficits, Standing, standing
+from engine_core.scheduling.policy import must_wait_for_prompt
 from engine_core.scheduling.scheduler import Scheduler
+from engine_core.scheduling.sequence import Sequence
 from protos.worker import Add, ExecutePlan, Limits, SequenceStart, SequenceStep, StepResult
 
 STEP_S, DURATION_S, DEPTH = 0.03, 40.0, 2
@@ -249,3 +252,34 @@ def test_what_is_under_way_is_told_from_what_waits() -> None:
     assert scheduler.under_way() == ()
     assert scheduler.schedule(0.0) is not None
     assert scheduler.under_way() == ((3, 7),)
+
+
+def test_choices_that_wait_for_their_prompt_are_passed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One by one, a step took 90 ms beside eight requests for 128 choices of 20,000 tokens."""
+    mill = Mill(400)
+    scheduler = mill.scheduler
+    prompt = array("I", range(960)).tobytes()
+    scheduler.add(Add(1, 0, "r", prompt, Limits(9, n=64), b""), 0.0)
+    asked = hashed = 0
+
+    def counting(sequence: Sequence) -> bool:
+        nonlocal asked
+        asked += 1
+        return must_wait_for_prompt(sequence)
+
+    def hashing(data: bytes = b"") -> Any:
+        nonlocal hashed
+        hashed += len(data) > 4 * BLOCK_SIZE
+        return sha256(data)
+
+    monkeypatch.setattr(planning, "must_wait_for_prompt", counting)
+    monkeypatch.setattr(prefix_cache, "sha256", hashing)
+    for num_starts in (1, 0, SEATS - 1):
+        assert asked <= 2, "while the first computes the prompt"
+        plan = scheduler.schedule(0.0)
+        assert plan is not None and len(plan.starts) == num_starts
+        scheduler.apply(mill.answer(plan), 0.0)
+        assert scheduler.check() == ""
+    assert hashed <= len(prompt) // 4 // BLOCK_SIZE + SEATS
