@@ -60,7 +60,6 @@ class Fetching:
         return self._cache.keys(sequence)[len(known.block_ids) :]
 
     def _end(self, sequence: Sequence, num_known: int, keys: list[bytes], num_good: int) -> None:
-        num_good = min(num_good, self._tier.num_held(keys))  # some may be distrusted by now
         self._tier.forget(keys[num_good : num_good + 1])  # those behind it may be good
         self._cache.restore(sequence, num_known, num_known + num_good)
         self._pool.free(sequence.seq_id)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from engine_core.scheduling.errands import Errands, Then
 from protos.worker import DropKeys, ErrandDone, LoadBlocks, StoreBlocks
 
@@ -58,13 +60,16 @@ class HostTier:
     def load(self, keys: Sequence[bytes], block_ids: Sequence[int], then: Then) -> None:
         """Have pages filled from reserved `keys`.
 
-        `then` hears how many of them, from the first on, are good.
+        `then` hears how many of them, from the first on, are good and not forgotten since.
         """
         self.flush()  # what these pages held until now
 
         def loaded(answer: ErrandDone, now: float) -> None:
+            # what was forgotten meanwhile may be held again: not what has been loaded
+            coming = [key in self._coming for key in keys]
+            num_known = coming.index(False) if False in coming else len(keys)
             self._coming.difference_update(keys)
-            then(answer, now)
+            then(replace(answer, num_blocks=min(answer.num_blocks, num_known)), now)
 
         blocks, wanted = tuple(block_ids), tuple(keys)
         self._errands.ask(lambda errand_id: LoadBlocks(errand_id, blocks, wanted), loaded)
@@ -74,6 +79,7 @@ class HostTier:
         for key in keys:
             if key in self._held:
                 del self._held[key]
+                self._coming.discard(key)
                 if self._leaving.pop(key, None) is None:
                     self._dropped.append(key)
 
