@@ -42,6 +42,17 @@ def answer_rows(choice: Choice, rows: Sequence[TextLogprobs]) -> list[TextLogpro
     return [row for row in rows if choice.num_reasoning <= row.index < end]
 
 
+def take_answer_rows(order: Order, choice: Choice) -> list[TextLogprobs]:
+    """Return the rows that came since the last call.
+
+    Where thoughts are apart and nothing is said yet they wait: a tag may be under way.
+    """
+    has_begun = choice.text_bytes or choice.num_reasoning or choice.finish is not None
+    if order.requests[0].text.split_reasoning and not has_begun:
+        return []
+    return answer_rows(choice, choice.take_logprobs())
+
+
 class OnePiece:
     """A reply that shows nothing before its end."""
 

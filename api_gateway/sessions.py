@@ -106,7 +106,7 @@ class Choice:
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         """Texts between the model's think tags, when these were asked for apart."""
-        self.num_reasoning = 0  # tokens behind them
+        self.num_reasoning = 0  # tokens up to their end: thoughts come first
         self.bulks: list[TextBulk] = []
         self.progress: PromptProgress | None = None
         self.text_bytes = 0
@@ -161,8 +161,8 @@ class Choice:
         self.token_ids += token_ids[held - token_offset * 4 :]
         if held == self.num_at_send * 4 < len(self.token_ids):
             self.age.serve(time.monotonic())
-        if channel:
-            self.num_reasoning += (len(self.token_ids) - held) // 4
+        if channel and len(self.token_ids) > held:  # with those before, which spelled the tag
+            self.num_reasoning = len(self.token_ids) // 4
         return True
 
     def end(self, finish: Finish) -> None:

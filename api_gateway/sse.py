@@ -17,7 +17,7 @@ from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from api_gateway.meter import Meter, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.replies import answer_rows, finish_word, stop_reason
+from api_gateway.replies import finish_word, stop_reason, take_answer_rows
 from api_gateway.sessions import Choice
 from api_gateway.told import prompt_ids
 from api_gateway.translate import Order
@@ -234,7 +234,7 @@ class EventStream(Stream):
         return frame(self._chunks.event(prompt_progress=told))
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        rows = answer_rows(choice, choice.take_logprobs())
+        rows = take_answer_rows(self._order, choice)
         if self._order.is_chat:
             return chat_logprobs(rows)
         return completion_logprobs(rows, self._offsets[choice.index])

@@ -11,7 +11,7 @@ from api_gateway.logprobs import chat_logprobs
 from api_gateway.meter import Meter, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.output import COMPLETED, INCOMPLETE, Output
-from api_gateway.replies import OnePiece, answer_rows
+from api_gateway.replies import OnePiece, take_answer_rows
 from api_gateway.responses.objects import Head, Shown, failure, usage_object
 from api_gateway.responses.output import IN_PROGRESS, Events, Items
 from api_gateway.sessions import Choice
@@ -37,7 +37,7 @@ class Telling:
         """Take what has come; return the events."""
         if self._answer is None:
             self._answer = Answer(self._order, self._request_id, choice)
-        rows = answer_rows(choice, choice.take_logprobs())
+        rows = take_answer_rows(self._order, choice)
         return self.output.take(self._answer.take(), chat_logprobs(rows)["content"])
 
     def end(self, job: Job, meter: Meter) -> tuple[bytes, Shown]:

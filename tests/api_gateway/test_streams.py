@@ -16,7 +16,7 @@ from protos.common_pb2 import ABORTED, DEADLINE, ERROR, IGNORED, LENGTH, STOPPED
 from protos.tokenizer_pb2 import Started, TextBatch
 from tests.api_gateway.conftest import asked_for_a_chat, serving, until
 from tests.api_gateway.requests import chat, completion, events, text_of
-from tests.support.fake_tokenizer import FakeTokenizer, Stream
+from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream
 
 GOLDEN = Path(__file__).parent / "golden"
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
@@ -275,3 +275,36 @@ async def until_line_with(lines, start: str):  # type: ignore[no-untyped-def]
         yield line
         if line.startswith(start):
             return
+
+
+def spelled(stream: Stream, slot: int) -> None:
+    """Three tokens spell the opening tag: whose the first are, nobody knows until the last."""
+    stream.start(slot)
+    for part, channel in (("", 0), ("", 0), ("", 1), ("Hmm", 1), ("", 1), ("42", 0), ("!", 0)):
+        stream.token(slot, part, logprob=-0.5, channel=channel)
+    stream.finish(slot, num_reasoning_tokens=5)
+
+
+async def test_logprobs_are_of_the_answer_alone_where_several_tokens_spell_the_tag_of_thoughts(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = spelled
+    url = "/v1/chat/completions"
+    whole = (await client.post(url, json=chat(logprobs=True))).json()
+    shown = whole["choices"][0]["logprobs"]["content"]
+    assert [row["token"] for row in shown] == ["42", "!"]
+    stream = events((await client.post(url, json=chat(logprobs=True, stream=True))).text)
+    told = [choice["logprobs"] for event in stream for choice in event["choices"]]
+    assert [row for rows in told if rows for row in rows["content"]] == shown
+
+
+async def test_so_are_those_of_a_response(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.script = spelled
+    body = {"model": MODEL, "input": "hi", "include": ["message.output_text.logprobs"]}
+    whole = (await client.post("/v1/responses", json=body)).json()
+    shown = whole["output"][-1]["content"][0]["logprobs"]
+    assert [row["token"] for row in shown] == ["42", "!"]
+    stream = (await client.post("/v1/responses", json={**body, "stream": True})).text
+    told = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    assert [row for event in deltas for row in event["logprobs"]] == shown
