@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from api_gateway.parsers.calls import CallDelta
+from api_gateway.parsers.calls import SPACE, CallDelta
 from api_gateway.sessions import Choice
 from api_gateway.tools import ToolPlan, call_id
 from api_gateway.translate import Order
@@ -53,6 +53,7 @@ class CallReader:
         self._is_forced = plan is not None and plan.is_forced
         self._request_id = request_id
         self._choice = choice
+        self._blanks: list[str] = []  # they decide nothing: a long run is read once, at its end
         self.num_calls = 0
 
     @property
@@ -64,6 +65,10 @@ class CallReader:
         """Return the content and the calls that are certain now, in turn; at the end, all."""
         if self._parser is None:
             return [text] if text else []
+        self._blanks.append(text)
+        if not is_end and not text.strip(SPACE):
+            return []
+        text, self._blanks = "".join(self._blanks), []
         deltas = self._parser.feed(text) if text else []
         if is_end:
             deltas += self._parser.end()

@@ -210,7 +210,7 @@ class EventStream(Stream):
             first, end = self._shown_tokens[choice.index], choice.num_tokens
             if choice.finish is not None:
                 end = min(end, choice.finish.num_output_tokens)
-            shown["token_ids"] = unpack(choice.token_ids)[first:end].tolist()
+            shown["token_ids"] = unpack(choice.token_ids[4 * first : 4 * end]).tolist()
             has_more = has_more or end > first
             self._shown_tokens[choice.index] = max(first, end)
         if order.show_trace:

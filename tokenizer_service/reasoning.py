@@ -61,17 +61,23 @@ def place_after(prompt_end: str, continued: str) -> Place:
 class ThoughtSplit:
     """The state machine. What may still become a tag, or newlines before one, is held back."""
 
-    __slots__ = ("_held", "place")
+    __slots__ = ("_blanks", "_held", "place")
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._held = ""
+        self._blanks: list[str] = []
+        """White space behind `_held`, which decides nothing: a long run is read once."""
 
     def feed(self, text: str) -> list[tuple[int, str]]:
         """Return what `text` settles: (channel, text), at most one of each, thoughts first."""
         if self._is_answering():
             return [(ANSWER, text)]
-        self._held += text
+        self._blanks.append(text)
+        is_begin = self.place in (Place.START, Place.PROMPTED)
+        if is_begin and text.isspace() or self.place is Place.THOUGHTS and not text.strip("\n"):
+            return []
+        self._held = self._take()
         if self.place in (Place.START, Place.PROMPTED):
             self._begin()
         if self.place is Place.OPENED:
@@ -119,7 +125,9 @@ class ThoughtSplit:
         return thoughts
 
     def _take(self) -> str:
-        held, self._held = self._held, ""
+        held = self._held + "".join(self._blanks)
+        self._held = ""
+        self._blanks.clear()
         return held
 
 

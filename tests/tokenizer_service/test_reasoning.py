@@ -10,6 +10,7 @@ import pytest
 
 from protos.columns import unpack
 from tests.tokenizer_service.conftest import reference_tokenizer
+from tokenizer_service import reasoning
 from tokenizer_service.reasoning import (
     ANSWER,
     REASONING,
@@ -56,6 +57,8 @@ def split(pieces: Sequence[str], place: Place = Place.START) -> tuple[str, str]:
         ("<think>a</think>b</think>c", Place.START, "a", "b</think>c"),
         ("<think>a<think>b</think>c", Place.START, "a<think>b", "c"),
         ("<think>a</<//think</think>b", Place.START, "a</<//think", "b"),
+        ("\n \n\n<think>\n\na\n\n \n\n</think>\n\nb", Place.START, "a\n\n ", "b"),
+        ("\n\n \n", Place.PROMPTED, "\n\n \n", ""),
     ],
 )
 def test_texts_part_at_the_tags_however_they_are_cut(
@@ -65,6 +68,18 @@ def test_texts_part_at_the_tags_however_they_are_cut(
     assert split(list(text), place) == (thoughts, answer)
     for at in range(1, len(text)):
         assert split([text[:at], text[at:]], place) == (thoughts, answer)
+
+
+def test_a_run_of_newlines_in_thoughts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each token of a model that writes them without end costs as much as all before."""
+    read: list[str] = []
+    settled = reasoning.settled_chars
+    monkeypatch.setattr(reasoning, "settled_chars", lambda text: read.append(text) or settled(text))
+    newlines = ["\n"] * 99
+    assert split(["a\n", *newlines, "b", *newlines], Place.THOUGHTS)[0] == (
+        "a" + "\n" * 100 + "b" + "\n" * 99
+    )
+    assert read == ["a\n"]
 
 
 @pytest.mark.parametrize(

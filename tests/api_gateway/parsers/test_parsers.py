@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api_gateway.answers import CallReader
 from api_gateway.parsers.calls import CallDelta, Delta, Offer, ToolFormat
 from api_gateway.parsers.hermes import Hermes
 from api_gateway.parsers.llama3 import Llama3
+from api_gateway.tools import ToolPlan
 
 NAMES = ("get_weather", "calc")
 HERMES, LLAMA3 = Hermes(), Llama3()
@@ -179,3 +181,22 @@ def test_only_so_many_calls_that_never_end_are_given_up() -> None:
     text = "<tool_call>{" * 20_000
     assert read(HERMES, [text + W_TEXT], Offer(NAMES)) == (text + W_TEXT, [])
     assert read(HERMES, ["<tool_call>{" * 10 + W_TEXT], Offer(NAMES)) == ("<tool_call>{" * 10, [W])
+
+
+@pytest.mark.parametrize("tool_format, call", [(HERMES, W_TEXT), (LLAMA3, LW)])
+def test_a_parser_reads_a_run_of_blanks_once(
+    tool_format: ToolFormat, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each token of a model that writes newlines without end costs as much as all before."""
+    reader = CallReader(ToolPlan(tool_format, Offer(NAMES), "", is_forced=False), "r", 0)
+    assert reader._parser is not None
+    fed, feed = [], reader._parser.feed
+    monkeypatch.setattr(reader._parser, "feed", lambda text: fed.append(text) or feed(text))
+    pieces = ["\n"] * 9 + [call] + [" "] * 9
+    parts = [part for piece in pieces for part in reader.read(piece, is_end=False)]
+    parts += reader.read("", is_end=True)
+    assert list(filter(None, fed)) == ["\n" * 9 + call, " " * 9]
+    assert [isinstance(part, dict) for part in parts] == [True]
+    reader = CallReader(ToolPlan(tool_format, Offer(NAMES), "", is_forced=False), "r", 0)
+    said = [part for piece in "  a \n\n " for part in reader.read(piece, is_end=False)]
+    assert "".join(map(str, said + reader.read(" ", is_end=True))) == "  a \n\n  "
