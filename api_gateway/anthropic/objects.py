@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from common.errors import ServiceError
 from protos.common_pb2 import LENGTH, Finish
-from protos.json_fields import loads
 
 Shown = dict[str, Any]
 TOO_LONG = re.compile(r"context length is (\d+) tokens.* but the prompt has (\d+)")
@@ -78,13 +78,15 @@ class Blocks:
         return OpenBlock(index, shown, "input_json_delta", "input", "partial_json")
 
 
-def arguments(text: str) -> Shown:
-    """Return the arguments of a call; those of one that was cut are no JSON, and none are shown."""
+def arguments(text: str) -> msgspec.Raw | Shown:
+    """Return the arguments of a call as they were written: a number may be beyond all that is read.
+
+    Those of one that was cut are no JSON, and none are shown.
+    """
     try:
-        value = loads(text)
-    except ValueError:
+        return msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def message(request_id: str, model: str, content: Sequence[Shown], usage: Shown) -> Shown:

@@ -67,7 +67,7 @@ class WholeMessage(OnePiece):
         telling.take(job.choices[0])
         _, end = telling.end(job)
         told = {**telling.message(usage_of(job)), **end, "timings": meter.timings()}
-        body = dumps(told)  # arguments have numbers of any size
+        body = dumps(told)  # arguments stand in it as they were written
         await self._call.reply(200, body, b"application/json", [])
 
 
