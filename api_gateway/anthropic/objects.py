@@ -44,18 +44,19 @@ class OpenBlock:
         self._delta = delta
         self._field = field
         self._named = named
-        self._text = ""
+        self._texts: list[str] = []
 
     def begin(self) -> bytes:
         return event("content_block_start", index=self._index, content_block=self._shown)
 
     def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
-        self._text += text
+        self._texts.append(text)
         delta = {"type": self._delta, self._named: text}
         return event("content_block_delta", index=self._index, delta=delta)
 
     def end(self, status: str) -> tuple[bytes, Shown]:
-        whole = arguments(self._text) if self._field == "input" else self._text
+        text = "".join(self._texts)
+        whole = arguments(text) if self._field == "input" else text
         told = event("content_block_stop", index=self._index)
         if "signature" in self._shown:  # it comes before the end of each thought; ours is empty
             delta = {"type": "signature_delta", "signature": ""}

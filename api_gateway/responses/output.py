@@ -55,7 +55,7 @@ class Thoughts:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._text = ""
+        self._texts: list[str] = []
 
     def begin(self) -> bytes:
         item = reasoning_item(self._place.id, None, IN_PROGRESS)
@@ -65,12 +65,13 @@ class Thoughts:
         )
 
     def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
-        self._text += text
+        self._texts.append(text)
         return self._place.of_part("reasoning_text.delta", delta=text)
 
     def end(self, status: str) -> tuple[bytes, Shown]:
-        item = reasoning_item(self._place.id, self._text, status)
-        told = self._place.of_part("reasoning_text.done", text=self._text)
+        text = "".join(self._texts)
+        item = reasoning_item(self._place.id, text, status)
+        told = self._place.of_part("reasoning_text.done", text=text)
         told += self._place.of_part("content_part.done", part=item["content"][0])
         return told + self._place.of_item("done", item), item
 
@@ -80,7 +81,7 @@ class Speech:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._text = ""
+        self._texts: list[str] = []
         self._logprobs: list[Shown] = []
 
     def begin(self) -> bytes:
@@ -90,14 +91,15 @@ class Speech:
         )
 
     def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
-        self._text += text
+        self._texts.append(text)
         self._logprobs += logprobs
         return self._place.of_part("output_text.delta", delta=text, logprobs=logprobs)
 
     def end(self, status: str) -> tuple[bytes, Shown]:
-        part = text_part(self._text, self._logprobs)
+        text = "".join(self._texts)
+        part = text_part(text, self._logprobs)
         item = message_item(self._place.id, part, status)
-        told = self._place.of_part("output_text.done", text=self._text, logprobs=self._logprobs)
+        told = self._place.of_part("output_text.done", text=text, logprobs=self._logprobs)
         told += self._place.of_part("content_part.done", part=part)
         return told + self._place.of_item("done", item), item
 
@@ -109,22 +111,23 @@ class Called:
         self._place = place
         self._call_id = call_id
         self._names = names
-        self._arguments = ""
+        self._arguments: list[str] = []
 
     def begin(self) -> bytes:
-        return self._place.of_item("added", self._item(IN_PROGRESS))
+        return self._place.of_item("added", self._item("", IN_PROGRESS))
 
     def add(self, text: str, logprobs: Sequence[Shown] = ()) -> bytes:
-        self._arguments += text
+        self._arguments.append(text)
         return self._place.of_call("delta", delta=text)
 
     def end(self, status: str) -> tuple[bytes, Shown]:
-        item = self._item(status)
-        told = self._place.of_call("done", name=self._names["name"], arguments=self._arguments)
+        arguments = "".join(self._arguments)
+        item = self._item(arguments, status)
+        told = self._place.of_call("done", name=self._names["name"], arguments=arguments)
         return told + self._place.of_item("done", item), item
 
-    def _item(self, status: str) -> Shown:
-        return call_item(self._place.id, self._call_id, self._names, self._arguments, status)
+    def _item(self, arguments: str, status: str) -> Shown:
+        return call_item(self._place.id, self._call_id, self._names, arguments, status)
 
 
 class Items:
