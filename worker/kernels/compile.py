@@ -187,7 +187,7 @@ def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> Non
     if not any(word.startswith(("-g", "-fsanitize")) for word in (*compiler, *flags)):
         flags = (*flags, *SLIM)
 
-    calls = _Calls()
+    calls = _Calls(target.parent)
 
     def one(source: Path) -> str:
         out = target.parent / f"{source.stem}.o"
@@ -218,10 +218,12 @@ class _Calls:
     """Commands, each leading a group of its own; who leaves by an exception ends them all.
 
     So a stop, which raises in the thread that waits, or the first error, waits for no compiler. The
-    group, because a driver that ends leaves its compiler behind.
+    group, because a driver that ends leaves its compiler behind. Compilers keep what passes between
+    their parts in `scratch`, beside what they make: /tmp may be small, full or only for reading.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = False
@@ -242,8 +244,8 @@ class _Calls:
             if self._is_over:
                 raise CompileError(f"{command[0]}: not begun")
             process = subprocess.Popen(
-                command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                process_group=0,
+                ["env", f"TMPDIR={self._scratch}", *command],
+                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0,
             )  # fmt: skip
             self._running.add(process)
         _, stderr = process.communicate()

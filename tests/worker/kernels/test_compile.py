@@ -183,6 +183,20 @@ def test_a_full_disk_is_no_fault_of_the_compiler(
     assert "compiled at every start" in caplog.text and "No space left" in caplog.text
 
 
+def test_what_passes_between_parts_of_a_compiler_lies_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /tmp was full or only for reading NumPy computed, whatever room the cache had."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "full"))
+    compiler, places = tmp_path / "c++", tmp_path / "places"
+    words = FAKE.format(calls=os.devnull).splitlines()
+    words.insert(2, f'echo "$TMPDIR" >> {places}')
+    compiler.write_text("\n".join(words))
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    compile_library(tmp_path / "cache", str(compiler))
+    assert {Path(place).parent for place in places.read_text().split()} == {tmp_path / "cache"}
+
+
 def has_ended(pid: int) -> bool:
     """Wait a while for a process that was killed, and is not ours to reap."""
     stat_file = Path(f"/proc/{pid}/stat")
