@@ -115,8 +115,8 @@ class LoadedModel:
     def kv_cache_bytes(self, asked: int | None) -> int:
         """Return the memory for keys and values: what is asked, else a share of what is free.
 
-        On a GPU it is what is left beside weights and largest step, which runs to see. Raises
-        ValueError when there is less than is asked.
+        What the largest step works in is no part of it. On a GPU that step runs to see what is
+        left beside weights and itself. Raises ValueError when there is less than is asked.
         """
         if isinstance(self.backend, CudaBackend):
             alone = replace(self, host_kv_bytes=0)
@@ -124,7 +124,18 @@ class LoadedModel:
                 self.backend, alone.runner, self._limits, self.block_size, self._block_bytes
             )
             return device_memory.checked(asked, left, self.backend)
-        return kv_cache_bytes(asked, free_bytes(), self.host_kv_bytes)
+        free = free_bytes()
+        if free is None:
+            return kv_cache_bytes(asked, free, self.host_kv_bytes)
+        most_blocks = (free if asked is None else asked) // self._block_bytes
+        positions, step = self._num_positions(most_blocks), self._workspace_bytes(self._limits)
+        work = num_bytes(input_pieces(self._limits, positions, self.block_size, step))
+        if work > free:
+            raise NoRoom(
+                f"steps of {self.max_ubatch_tokens} tokens work in {work} bytes, host, control "
+                f"group and ulimit have {free} free: lower the worker's max_ubatch_tokens"
+            )
+        return kv_cache_bytes(asked, free - work, self.host_kv_bytes)
 
     def facts(self, kv_cache_bytes: int) -> wire.ModelFacts:
         """Return what the scheduler must know, given this much memory for keys and values.
@@ -170,15 +181,17 @@ class LoadedModel:
         page = KvCache(self.config, 1, self.block_size, Arena(num_bytes(pieces)), self.kv_dtype)
         return self.backend.workspace_bytes(self.model, page.layers, limits)
 
+    def _num_positions(self, num_blocks: int) -> int:
+        longest = self.config.max_position_embeddings + MAX_GUESSES
+        return min(longest, num_blocks * self.block_size)
+
     def runner(self, num_blocks: int) -> ModelRunner:
         """Allocate exactly `num_blocks`, and all else a runner writes to; return a fresh one."""
         size, limits = self.block_size, self._limits
         if isinstance(self.backend, CudaBackend):
             most = max(num_blocks * size, 2 * SHORT_RUN * limits.max_tokens)
             limits = limits._replace(max_keys=most)
-        longest = self.config.max_position_embeddings + MAX_GUESSES
-        num_positions = min(longest, num_blocks * size)
-        work = self._workspace_bytes(limits)
+        num_positions, work = self._num_positions(num_blocks), self._workspace_bytes(limits)
         inner = input_pieces(limits, num_positions, size, work)
         stores = self._stores(num_blocks, num_bytes(inner))
         inputs = Inputs(limits, num_positions, size, stores.arena, work)

@@ -11,15 +11,19 @@ import pytest
 
 from protos import worker as wire
 from tests.worker.plans import sampling, start
+from worker import build
 from worker.arena import ALIGNMENT, Arena, Piece, num_bytes
 from worker.backends.cpu import CpuBackend
 from worker.batch import Batch
 from worker.build import LoadedModel, load_model
 from worker.errors import KernelError
+from worker.memory import NoRoom
 from worker.models.decoder import Outputs
 
 NUMPY_DOMAIN = 389047
 """The number under which NumPy reports its arrays to tracemalloc."""
+BLOCK_BYTES = 2 * 2 * 16 * 16 * 4
+"""Of the tiny model."""
 PIECES = (Piece((3,), np.int32), Piece((5, 7), np.float32), Piece((0, 4), np.int64))
 
 
@@ -45,9 +49,26 @@ def test_what_does_not_fit_is_an_error_with_numbers() -> None:
 
 def test_the_ledger_says_what_is_taken(tiny: LoadedModel) -> None:
     memory = tiny.runner(10).memory
-    assert memory["kv"] == 10 * 2 * 2 * 16 * 16 * 4
+    assert memory["kv"] == 10 * BLOCK_BYTES
     assert memory["weights"] == tiny.backend.weight_bytes
     assert memory["workspace"] > 2048 * 5 * 4 and memory["reserve"] >= 0
+
+
+def test_what_steps_work_in_is_not_given_to_keys_and_values(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both together were more than a control group had, which kills when they are written to."""
+    free = 200 << 20
+    work = tiny.runner(free // BLOCK_BYTES).memory["workspace"]
+    monkeypatch.setattr(build, "free_bytes", lambda: free)
+    assert tiny.kv_cache_bytes(None) <= (free - work) // 4
+    given = tiny.kv_cache_bytes(free - work)
+    assert sum(tiny.runner(given // BLOCK_BYTES).memory[one] for one in ("kv", "workspace")) <= free
+    with pytest.raises(NoRoom, match="kv_cache_memory is .* lower kv_cache_memory"):
+        tiny.kv_cache_bytes(free - work // 2)
+    free = work // 2
+    with pytest.raises(NoRoom, match="steps of 2048 tokens work in .* lower .*max_ubatch_tokens"):
+        tiny.kv_cache_bytes(None)
 
 
 @pytest.mark.parametrize("level", ["reference", "auto"])
