@@ -135,7 +135,8 @@ class Console:
 
     def _keep(self, line: bytes) -> None:
         if self._file.tell() > MAX_LOG_BYTES:
-            os.replace(self._path, self._path.with_suffix(".log.1"))
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+                os.replace(self._path, self._path.with_suffix(".log.1"))
             fresh = self._path.open("ab", buffering=0)
             self._file.close()
             self._file = fresh

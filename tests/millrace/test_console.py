@@ -34,6 +34,20 @@ def test_a_new_run_keeps_the_last_ones_log(tmp_path: Path) -> None:
     assert (tmp_path / "stack.log.1").read_text() == "millrace | first\n"
 
 
+def test_a_log_that_somebody_has_removed_begins_anew_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As people do on a full disk; no line was kept from then on, and the room was not given back."""
+    monkeypatch.setattr(console, "MAX_LOG_BYTES", 100)
+    log = tmp_path / "stack.log"
+    out = Console(log, [], echo=False)
+    out.say("x" * 200)
+    log.unlink()
+    out.say("here again")
+    out.close()
+    assert log.read_text() == "millrace | here again\n"
+
+
 def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "MAX_LOG_BYTES", 100)
     log = tmp_path / "stack.log"
