@@ -244,5 +244,9 @@ def read_message(source: BinaryIO) -> bytes | None:
 
 
 def write_message(target: BinaryIO, message: bytes) -> None:
-    target.write(LENGTH.pack(len(message)) + message)
-    target.flush()
+    """Send the parent a message; end without a word where it is gone."""
+    try:
+        target.write(LENGTH.pack(len(message)) + message)
+        target.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the parent was killed, and its terminal is not ours to write to

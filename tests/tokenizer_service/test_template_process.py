@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -203,6 +204,19 @@ async def test_a_failure_that_nobody_foresaw_harms_one_request(
         with pytest.raises(MemoryError):
             await child.render([{"content": "another"}])
         assert await child.render(USER) == "<s>é<b>"
+
+
+def test_a_child_whose_parent_was_killed_says_nothing() -> None:
+    """It wrote tracebacks to the terminal of who had run out of memory."""
+    source = "from tokenizer_service.sandbox import serve; serve(lambda setup: lambda text: text)"
+    reading, writing = os.pipe()
+    os.close(reading)  # as a killed parent leaves it
+    child = subprocess.run(
+        [sys.executable, "-c", source, "5"],
+        input=sandbox.LENGTH.pack(2) + b"{}", stdout=writing, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (child.returncode, child.stderr) == (1, b"")
 
 
 async def test_closing_ends_what_waits() -> None:
