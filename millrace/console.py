@@ -118,6 +118,8 @@ class Console:
         except OSError as error:
             raise CommandError(f"{path} cannot be written: {error.strerror}") from error
         self._path = path
+        self._rest = b""
+        """Of a line that the disk took a part of."""
         self._width = max(map(len, [RUNNER, *names]))
         self._echo = Echo() if echo else None
         self._colours = is_terminal()
@@ -140,7 +142,8 @@ class Console:
             fresh = self._path.open("ab", buffering=0)
             self._file.close()
             self._file = fresh
-        self._file.write(line)
+        line = self._rest + line
+        self._rest = line[self._file.write(line) :]
 
     def say(self, text: str) -> None:
         """Write a line of the runner itself."""

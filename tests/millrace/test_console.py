@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,7 +39,7 @@ def test_a_new_run_keeps_the_last_ones_log(tmp_path: Path) -> None:
 def test_a_log_that_somebody_has_removed_begins_anew_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As people do on a full disk; no line was kept from then on, and the room was not given back."""
+    """As people do on a full disk; no line was kept from then on, and the room stayed taken."""
     monkeypatch.setattr(console, "MAX_LOG_BYTES", 100)
     log = tmp_path / "stack.log"
     out = Console(log, [], echo=False)
@@ -75,6 +77,27 @@ def test_a_full_disk_costs_lines_and_nothing_else(
     out.say("still told")
     out.close()
     assert capfd.readouterr().out == "millrace | still told\n"
+
+
+def test_a_line_that_half_fitted_is_finished_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next line stood behind its half, which made both unreadable."""
+    log = tmp_path / "stack.log"
+    out = Console(log, [], echo=False)
+    write = out._file.write
+    for room, text in ((14, "cut in two"), (0, "lost"), (99, "whole again")):
+
+        def within(data: bytes, room: int = room) -> int:
+            if not room:
+                raise OSError(errno.ENOSPC, "no space is left")
+            return write(data[:room])
+
+        monkeypatch.setattr(out, "_file", SimpleNamespace(tell=lambda: 0, write=within))
+        out.say(text)
+    monkeypatch.undo()
+    out.close()
+    assert log.read_text() == "millrace | cut in two\nmillrace | whole again\n"
 
 
 def test_a_terminal_that_takes_nothing_holds_nobody_up(
