@@ -28,6 +28,8 @@ from millrace.state import RunState, StateFolder
 from millrace.supervisor import Supervisor, meaning
 
 LAST_LINES = 15
+RETRY_S = 5.0
+"""Between two looks for room on a full disk."""
 DETACHED = "\0\n"
 """Line that ends the report of a runner in the background."""
 
@@ -57,6 +59,7 @@ class Runner:
         self._run = os.urandom(8).hex()
         self._since = time.time()
         self._ready = False
+        self._again: asyncio.TimerHandle | None = None
         self._console = Console(folder.log, [r.name for r in plan.replicas], echo)
         self._supervisor = Supervisor(
             plan.replicas, plan.root, self._run, self._console, self._note_change
@@ -82,6 +85,8 @@ class Runner:
             await self._supervisor.stop(hurry)
             child.kill_marked(self._run)
             guard.communicate()
+            if self._again is not None:
+                self._again.cancel()
             self._console.say("stopped")  # `logs --follow` reads on until nothing runs
             self._folder.forget()
             self._console.close()
@@ -127,11 +132,18 @@ class Runner:
         )
 
     def _note_change(self) -> None:
-        """Write the state; on a disk that has become full the old one stays, and all runs on."""
+        """Write the state; on a disk that has become full the old one stays, and all runs on.
+
+        It is written when there is room again, though nothing may change until then.
+        """
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         try:
             self._write_state()
         except CommandError:
             self._folder.mark_old()
+            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._note_change)
 
     def _write_state(self) -> None:
         runner = identify(os.getpid())

@@ -315,6 +315,9 @@ def test_a_state_that_cannot_be_written_stops_no_stack(make_stack: MakeStack) ->
     eventually(lambda: is_listening("127.0.0.1", next(iter(one.ports.values()))))
     assert stack.folder.running() is not None
     assert "cannot be written (is the disk full?): what follows is" in stack.call("status").stdout
+    (stack.folder.folder / "state.new").rmdir()
+    eventually(lambda: not stack.folder.is_old())  # though nothing changes any more
+    assert f"pid {one.process.pid} " not in stack.call("status").stdout
     assert stack.call("down").returncode == 0
     assert stack.left() == []
 
