@@ -8,6 +8,7 @@ bandwidth.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import re
@@ -33,9 +34,17 @@ OWN_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def map_bytes(path: Path) -> Bytes:
-    """Return the bytes of a file, read-only; raise OSError, or ValueError for an empty one."""
+    """Return the bytes of a file, read-only; raise OSError, or ValueError for an empty one.
+
+    MemoryError where a limit leaves no addresses for it: nothing is wrong with the file.
+    """
     with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(f"{path.name} cannot be mapped: {error.strerror}") from error
+            raise
     _advise(mapping, getattr(mmap, "MADV_HUGEPAGE", None))
     return np.frombuffer(mapping, np.uint8)
 

@@ -144,11 +144,14 @@ class PackedCache:
     def _stop_writing(self) -> None:
         """Give up the file; what is in it already stays mapped."""
         writer, self._writer = self._writer, None
-        if writer is not None and writer.entries:
-            data = map_bytes(writer.path)
-            for packed, (_, places) in zip(self._handed_out, writer.entries, strict=False):
-                _bind(packed, data, places)
-        if writer is not None:
+        if writer is None:
+            return
+        try:
+            if writer.entries:
+                data = map_bytes(writer.path)
+                for packed, (_, places) in zip(self._handed_out, writer.entries, strict=False):
+                    _bind(packed, data, places)
+        finally:
             writer.abandon()
 
     def close(self) -> None:

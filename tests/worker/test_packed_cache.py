@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,6 +245,31 @@ def test_a_file_of_before_that_stays_costs_nothing(
     monkeypatch.setattr(Path, "unlink", of_another_user)
     assert same(load(tmp_path / "home-new.packed"), old)
     assert {path.name for path in tmp_path.iterdir()} == {"home-old.packed", "home-new.packed"}
+
+
+@pytest.mark.parametrize("mappings", range(4))
+def test_a_limit_of_addresses_leaves_no_file_in_the_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mappings: int
+) -> None:
+    """`ulimit -v` left one as large as the weights, and a file that was whole went."""
+    path = tmp_path / "model.packed"
+    if mappings == 0:
+        load(path)
+    held, map_file = [], mmap.mmap
+
+    def within(*given: Any, **named: Any) -> mmap.mmap:
+        if len(held) == max(0, mappings - 1):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        held.append(map_file(*given, **named))
+        return held[-1]
+
+    monkeypatch.setattr("worker.mapped_file.mmap.mmap", within)
+    if mappings == 3:  # the last one is not needed
+        load(path)
+    else:
+        with pytest.raises(MemoryError, match="cannot be mapped: Cannot allocate memory"):
+            load(path)
+    assert [one.name for one in tmp_path.iterdir()] == ([path.name] if mappings in (0, 3) else [])
 
 
 def test_loading_that_fails_leaves_no_file(tmp_path: Path) -> None:
