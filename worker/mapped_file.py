@@ -22,6 +22,7 @@ import numpy as np
 
 from worker.kernels.checks import Bytes
 from worker.kernels.packed import aligned_bytes
+from worker.memory import free_bytes
 
 HUGE_PAGE = 2 << 20
 PIECE_BYTES = 16 << 20
@@ -58,12 +59,14 @@ def digests(data: Bytes, num_threads: int) -> list[str]:
 
 def in_huge_pages(data: Bytes) -> Bytes:
     """Return what `map_bytes` gave, whose pages are in memory, or a copy where only that gets large
-    pages."""
+    pages, and there is room for it: pages of files make way, a copy has the process killed."""
     if len(data) < HUGE_PAGE or huge_share(data) >= ENOUGH:
         return data
     if (mapping := mapping_of(data)) is not None:
         _advise(mapping, MADV_COLLAPSE)
     if huge_share(data) >= ENOUGH or not own_pages_are_huge():
+        return data
+    if (free := free_bytes()) is not None and free < len(data):
         return data
     own = aligned_bytes(len(data), HUGE_PAGE)
     own[:] = data

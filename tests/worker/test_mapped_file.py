@@ -10,6 +10,7 @@ import pytest
 
 from worker import mapped_file
 from worker.mapped_file import (
+    HUGE_PAGE,
     digests,
     huge_share,
     in_huge_pages,
@@ -71,6 +72,20 @@ def test_a_file_in_small_pages_is_copied_where_that_helps(
     found = in_huge_pages(mapped)
     assert (mapping_of(found) is not None) == stays
     assert np.array_equal(found, mapped)
+
+
+def test_a_file_is_not_copied_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start was killed in a control group that the first one had run in."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(HUGE_PAGE))
+    monkeypatch.setattr(mapped_file, "huge_share", lambda data: 0.0)
+    monkeypatch.setattr(mapped_file, "own_pages_are_huge", lambda: True)
+    mapped = map_bytes(path)
+    for free in (HUGE_PAGE - 1, HUGE_PAGE):
+        monkeypatch.setattr(mapped_file, "free_bytes", lambda free=free: free)
+        assert (in_huge_pages(mapped) is mapped) == (free < HUGE_PAGE)
 
 
 def test_own_pages_are_asked_of_the_system(tmp_path: Path) -> None:
