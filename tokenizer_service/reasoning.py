@@ -78,7 +78,7 @@ class ThoughtSplit:
         if is_begin and text.isspace() or self.place is Place.THOUGHTS and not text.strip("\n"):
             return []
         self._held = self._take()
-        if self.place in (Place.START, Place.PROMPTED):
+        if is_begin:
             self._begin()
         if self.place is Place.OPENED:
             self._skip_newlines(Place.THOUGHTS)

@@ -73,7 +73,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> bytes:
         """Return the column of `text`; special tokens in it are recognised."""
-        with no_refusal():
+        with blaming_the_text():
             found = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return pack(found[0].ids)
 
@@ -81,7 +81,7 @@ class Tokenizer:
         """Return the column of `parts`: even ones are text, odd ones are special tokens."""
         first, *others = self._stripped(parts)[::2]
         begin, rest = self._as_text()
-        with no_refusal():
+        with blaming_the_text():
             ids = list(begin.encode(first, add_special_tokens=False).ids)
             texts = rest.encode_batch_fast(others, add_special_tokens=False)
         for special, text in zip(parts[1::2], texts, strict=True):
@@ -167,14 +167,16 @@ class Tokenizer:
 
 
 @contextmanager
-def no_refusal() -> Iterator[None]:
+def blaming_the_text() -> Iterator[None]:
     """Tell clients what is theirs: a vocabulary without an unknown token has none for some texts.
 
-    The library raises bare Exception.
+    The library raises bare Exception for that; every other kind is a fault of ours.
     """
     try:
         yield
     except Exception as error:
+        if type(error) is not Exception:
+            raise
         raise InvalidRequest(f"the model's tokenizer cannot encode this text: {error}") from error
 
 

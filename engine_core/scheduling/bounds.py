@@ -41,10 +41,6 @@ class Bounds(NamedTuple):
     has_head: bool = True
     """Without one a model embeds and writes no text."""
 
-    @property
-    def has_block_limits(self) -> bool:
-        return any(own.blocks for own in self.tenants.values())
-
     def of(self, tenant: str) -> TenantLimits:
         """Return what `tenant` may have."""
         return self.tenants.get(tenant) or self.tenants.get(OTHERS) or _UNLIMITED

@@ -68,6 +68,7 @@ class Planner:
         self._cache = roster.cache
         self._tally = roster.tally
         self._bounds = bounds
+        self._has_block_limits = any(own.blocks for own in bounds.tenants.values())
         self._deficits = Deficits(DEFICIT_STEPS * bounds.max_num_batched_tokens)
         self._speculation: Speculation | None = None
         if propose is not None:
@@ -254,7 +255,7 @@ class Planner:
         look at each would make its flood a cost of everybody's steps. All such tenants go first:
         to find them one by one among the others is a cost of their number squared.
         """
-        held = blocks(self._roster.running) if self._bounds.has_block_limits else {}
+        held = blocks(self._roster.running) if self._has_block_limits else {}
         if self._bounds.tenants:
             self._pass_limited(passed, held)
         while True:
