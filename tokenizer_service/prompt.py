@@ -149,7 +149,7 @@ class PromptBuilder:
     async def _render(
         self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker
     ) -> str:
-        """Give templates tool arguments as objects; those that want strings get strings."""
+        """Render what was given, in the form that the template takes."""
         assert self._template is not None
         prompt = not (chat.no_generation_prompt or chat.continue_final_message)
         is_open = chat.continue_final_message
@@ -159,19 +159,29 @@ class PromptBuilder:
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
         if self._spells_no_tools:
             messages, tools = spelled(messages, tools), None
-        nothing = None if self._knows_null else ""
-        messages = [with_content(message, nothing) for message in messages]
         if self._parts_roles is None:
             self._parts_roles = await roles_of_parts(self._template.render)
         messages = [with_parts(message, self._parts_roles) for message in messages]
+        rest = (tools, prompt, kwargs, asker)
+        try:
+            text = await self._render_calls(messages, None if self._knows_null else "", *rest)
+        except InvalidRequest as error:
+            if not self._knows_null or "NoneType" not in error.message:
+                raise
+            text = await self._render_calls(messages, "", *rest)  # it asks, and fails all the same
+        return cut_at(text, mark) if mark else text
+
+    async def _render_calls(self, messages: list[Any], nothing: str | None, *rest: Any) -> str:
+        """Give templates tool arguments as objects; those that want strings get strings."""
+        assert self._template is not None
+        messages = [with_content(message, nothing) for message in messages]
         with_objects = [with_parsed_arguments(message) for message in messages]
         try:
-            text = await self._template.render(with_objects, tools, prompt, kwargs, asker)
+            return await self._template.render(with_objects, *rest)
         except InvalidRequest:
             if with_objects == messages:
                 raise
-            text = await self._template.render(messages, tools, prompt, kwargs, asker)
-        return cut_at(text, mark) if mark else text
+            return await self._template.render(messages, *rest)
 
     def _required_tokenizer(self, param: str) -> Tokenizer:
         if self._tokenizer is None:

@@ -398,6 +398,30 @@ async def test_calls_need_no_content(
         assert wanted in text and "None" not in text
 
 
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (  # as Unsloth writes Qwen3's
+            "{% if m.content is none %}{% endif %}{% if '</think>' in m.content %}{% endif %}"
+            "{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }}",
+            '{"a": 1}',
+        ),
+        (  # as DeepSeek-R1-0528-Qwen3-8B has it
+            "{% if '</think>' in m.content %}{% endif %}{% if m.content is none %}null{% endif %}"
+            "{{ m.content + m.tool_calls[0].function.arguments }}",
+            '{"a":1}',
+        ),
+    ],
+)
+async def test_who_asks_for_null_and_fails_on_it_gets_empty_text(
+    executor: ThreadPoolExecutor, source: str, wanted: str
+) -> None:
+    call = {"function": {"name": "f", "arguments": '{"a":1}'}}
+    source = f"{{% set m = messages[0] %}}{source}"
+    talk = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert (await builder(executor, source).build(chat(talk))).text == wanted
+
+
 @pytest.mark.parametrize("depth", [200, 300, 1000, 100_000])
 async def test_deep_tool_arguments_are_no_failure_of_ours(
     executor: ThreadPoolExecutor, depth: int
