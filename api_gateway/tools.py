@@ -75,8 +75,9 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
     if tool_format is None:
         if not is_forced:
             raise refuse(
-                f"the chat template of {info.id} knows no tools: a call can only be forced, with "
-                "tool_choice required or a named function",
+                f"the chat template of {info.id} shows no tools, or calls in a form that is not "
+                "read here: a call can only be forced, with tool_choice required or a named "
+                "function",
                 "tools",
                 "tools_not_supported",
             )

@@ -18,13 +18,15 @@ LLAMA3 = "llama3"
 THINK_TAGS = "think_tags"
 """`<think>…</think>`: DeepSeek-R1 and its distillations, Qwen3, QwQ."""
 
+SHOWN_CALL = re.compile(r"""<tool_call>(\\n|[\s'"{}+~-])*\{\\?["'](name|arguments)\b""")
+"""A Hermes call in a template's words or code: others write XML between the same tags."""
 NULL_TEST = re.compile(r"""\bcontent['"]?\]?\s*(is\s+(not\s+)?|[=!]=\s*)none""", re.IGNORECASE)
 
 
 def tool_format(templates: Mapping[str, str]) -> str:
     """Return how the model writes tool calls; empty when we know no format for it."""
     source = tool_template(templates)
-    if "<tool_call>" in source and "<tools>" in source:
+    if SHOWN_CALL.search(source):
         return HERMES
     if "<|start_header_id|>" in source and '"parameters": ' in source:
         return LLAMA3

@@ -37,6 +37,25 @@ def test_templates(reference_data: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [
+        (
+            r"""{{- "<tool_call>\n{\"name\": <name>, \"arguments\": {}}\n</tool_call>" }}""",
+            "hermes",
+        ),
+        ("""{{ '<tool_call>{"name": "' + call.name + '", "arguments": ' }}""", "hermes"),
+        ("""{{- '<tool_call>' }}\n{{- '{"name": "' ~ call.name }}""", "hermes"),
+        ("""<tool_call>\n{'arguments': <args-dict>, 'name': <name>}\n</tool_call>""", "hermes"),
+        (r"<tool_call>\n<function=example>\n<parameter=a>\n1\n</parameter>", ""),  # Qwen3-Coder
+        (r"<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", ""),  # GLM
+        ("""within <tool_call> tags: <tool_calls>[{"name": <name>, "arguments": {}}]""", ""),
+    ],
+)
+def test_hermes_is_known_by_a_call_that_is_shown(source: str, wanted: str) -> None:
+    assert tool_format({"default": f"<|im_start|><tools>{{{{ tools }}}}</tools>{source}"}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
         ("{% if message['content'] is none %}", True),
         ("{%- if message.content is not none -%}", True),
         ('{% if message["content"] == None %}', True),
@@ -58,6 +77,7 @@ def test_folders(reference_data: Path, name: str) -> None:
 
 
 def test_the_template_for_tools_counts_and_no_template_knows_nothing() -> None:
-    named = {"default": "{{ messages }}", "tool_use": "<tools>{{ tools }}</tools><tool_call>"}
+    call = '<tool_call>{"name": "f"'
+    named = {"default": "{{ messages }}", "tool_use": f"<tools>{{{{ tools }}}}</tools>{call}"}
     assert tool_format(named) == "hermes"
     assert (tool_format({}), reasoning_format({})) == ("", "")
