@@ -20,8 +20,9 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repet
 TOKEN_FIELDS = (
     "bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token",
 )  # fmt: skip
+LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-"""Of the classes LlamaTokenizer and LlamaTokenizerFast, where a folder names none."""
+"""Of these classes, where a folder names none."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ModelFolder:
     special_texts: tuple[str, ...]
     """Texts that are special tokens because they are named so, whatever tokenizer.json says."""
     tokenizer_class: str
+    adds_ends: tuple[bool, bool] | None
+    """Whether texts get the bos_token and the eos_token; None leaves it to tokenizer.json."""
     pooling: Pooling
 
 
@@ -99,6 +102,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         added_tokens=added_tokens(path, tokenizer),
         special_texts=special_texts(path, tokenizer),
         tokenizer_class=tokenizer.text("tokenizer_class"),
+        adds_ends=adds_ends(tokenizer),
         pooling=pooling(path),
     )
 
@@ -128,7 +132,7 @@ def token_texts(path: Path, tokenizer: Fields) -> dict[str, str]:
     for field in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(extra := tokenizer.get(field), dict):
             found |= {name: token_text(one) for name, one in extra.items() if not found.get(name)}
-    if tokenizer.text("tokenizer_class") in ("LlamaTokenizer", "LlamaTokenizerFast"):
+    if tokenizer.text("tokenizer_class") in LLAMA_CLASSES:
         named = {name for name in TOKEN_FIELDS if tokenizer.has(name)}
         found |= {k: text for k, text in LLAMA_TOKENS.items() if not found[k] and k not in named}
     return {name: text for name, text in found.items() if text}
@@ -143,6 +147,18 @@ def special_texts(path: Path, tokenizer: Fields) -> tuple[str, ...]:
             if isinstance(listed := place.get(field), list):
                 found |= dict.fromkeys(text for one in listed if (text := token_text(one)))
     return tuple(found)
+
+
+def adds_ends(tokenizer: Fields) -> tuple[bool, bool] | None:
+    """Return what the folder says of both ends of a text, if it says it and its class obeys.
+
+    transformers 4 makes a new post-processor for these classes: published folders, as of
+    DeepSeek-R1-Distill-Qwen, have none in tokenizer.json that would add the bos_token.
+    """
+    is_told = tokenizer.has("add_bos_token") or tokenizer.has("add_eos_token")
+    if tokenizer.text("tokenizer_class") not in LLAMA_CLASSES or not is_told:
+        return None
+    return tokenizer.flag("add_bos_token", True), tokenizer.flag("add_eos_token", False)
 
 
 def token_text(value: Any) -> str | None:

@@ -22,6 +22,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE, Unigram
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.processors import TemplateProcessing
 
 from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
@@ -188,6 +189,7 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer | None:
             library = Library.from_file(str(ready))
             add_missing(library, folder)
             library = with_shown_tags(library)
+            set_ends(library, folder)
             library.no_truncation()
             library.no_padding()
             return Tokenizer(library)
@@ -217,6 +219,22 @@ def with_shown_tags(library: Library) -> Library:
     for token in told["added_tokens"]:
         token["special"] = token["special"] and token["content"] not in TAGS
     return Library.from_str(json.dumps(told))
+
+
+def set_ends(library: Library, folder: ModelFolder) -> None:
+    """Let texts get the tokens at their ends that the folder says, if there are such tokens."""
+    if folder.adds_ends is None:
+        return
+    texts = [folder.token_texts.get(name) for name in ("bos_token", "eos_token")]
+    ids = [library.token_to_id(text or "") for text in texts]
+    begin, end = (
+        [f"{text}:0"] if is_added and token_id is not None else []
+        for text, token_id, is_added in zip(texts, ids, folder.adds_ends, strict=True)
+    )
+    known = [(t, i) for t, i in zip(texts, ids, strict=True) if t is not None and i is not None]
+    library.post_processor = TemplateProcessing(
+        single=[*begin, "$A:0", *end], special_tokens=list(dict(known).items())
+    )
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path, folder: ModelFolder) -> Library:

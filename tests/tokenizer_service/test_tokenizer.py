@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
 
 from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
@@ -228,6 +230,37 @@ def test_what_is_named_as_special_is_special(tmp_path: Path) -> None:
 
 def load_special(library: Library) -> set[int]:
     return {k for k, token in library.get_added_tokens_decoder().items() if token.special}
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, ["begin"]),
+        ({"tokenizer_class": "LlamaTokenizer", "add_eos_token": True}, ["begin", "end"]),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, []),
+        ({"tokenizer_class": "LlamaTokenizer"}, ["end"]),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, ["end"]),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": None}, []),
+    ],
+)
+def test_llamas_classes_add_at_the_ends_what_the_folder_says(
+    tmp_path: Path, told: dict[str, Any], wanted: list[str]
+) -> None:
+    """As transformers 4: what tokenizer.json would add (here the end) is left to other classes."""
+    library = tiny_library()
+    tokens = {"begin": "<|im_start|>", "end": "<|im_end|>"}
+    last = (tokens["end"], library.token_to_id(tokens["end"]))
+    library.post_processor = TemplateProcessing(single=["$A", last[0]], special_tokens=[last])
+    library.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": tokens["begin"], "eos_token": tokens["end"], **told}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    ids = list(unpack(tokenizer.encode("ab", add_special_tokens=True)))
+    text = unpack(tokenizer.encode("ab", add_special_tokens=False))
+    ends = {name: [tokenizer.id_of(token)] for name, token in tokens.items()}
+    begin, end = (ends[name] if name in wanted else [] for name in ("begin", "end"))
+    assert ids == [*begin, *text, *end]
 
 
 def test_a_token_that_the_model_has_no_room_for_is_left_out(tmp_path: Path) -> None:
