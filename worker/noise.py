@@ -9,9 +9,10 @@ in any batch, after any preemption and on any replica. Integers modulo 2^64 thro
     uniform = ((bits >> 11) + 0.5) / 2^53                        exact in float64, inside (0, 1)
     noise   = −ln(−ln(uniform))                                  float64
 
-The coin of a place is the uniform of token_id −1, which no token has. mix is the finaliser of
-SplitMix64. Every step up to `uniform` is exact on any machine; the two logarithms are within 1 ulp
-of each other everywhere.
+The coin of a place is the uniform of token_id −2, which no token has; −1 would leave mix of the
+stream alone, which is 0 for the first token of seed 0. mix is the finaliser of SplitMix64. Every
+step up to `uniform` is exact on any machine; the two logarithms are within 1 ulp of each other
+everywhere.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def uniforms(key: int, token_ids: Ids) -> Doubles:
 
 def coin(key: int) -> float:
     """Return a number inside (0, 1) that belongs to no token, of the stream `key`."""
-    return float(uniforms(key, np.array([-1]))[0])
+    return float(uniforms(key, np.array([-2]))[0])
 
 
 def gumbel(key: int, token_ids: Ids) -> Doubles:
