@@ -14,11 +14,16 @@ from api_gateway.parsers.call_grammar import forced
 from api_gateway.parsers.calls import Offer, ToolFormat, ToolParser
 from api_gateway.parsers.hermes import Hermes
 from api_gateway.parsers.llama3 import Llama3
+from api_gateway.parsers.mistral import Mistral
 from api_gateway.schema import ChatRequest, NamedTool, Tool
 from protos import limits
 from protos.common_pb2 import ModelInfo
 
-FORMATS: dict[str, ToolFormat] = {"hermes": Hermes(), "llama3": Llama3()}
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": Hermes(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+}
 FORCED_ANYWHERE = FORMATS["hermes"]  # for models without a format: a grammar needs no training
 NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.MAX_TOOL_NAME_CHARS}}}")
 

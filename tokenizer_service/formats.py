@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from tokenizer_service.content_parts import may_read_parts
 from tokenizer_service.reasoning import CLOSE
 
 HERMES = "hermes"
@@ -15,12 +17,39 @@ HERMES = "hermes"
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
 LLAMA3 = "llama3"
 """`{"name": …, "parameters": …}`, with `<|python_tag|>` before it or not: Llama 3.1 and 3.2."""
+MISTRAL = "mistral"
+"""`[TOOL_CALLS] [{"name": …, "arguments": …}]`: Mistral 7B v0.3, Nemo."""
+MISTRAL_TAG = "[TOOL_CALLS]"
 THINK_TAGS = "think_tags"
 """`<think>…</think>`: DeepSeek-R1 and its distillations, Qwen3, QwQ."""
 
 SHOWN_CALL = re.compile(r"""<tool_call>(\\n|[\s'"{}+~-])*\{\\?["'](name|arguments)\b""")
 """A Hermes call in a template's words or code: others write XML between the same tags."""
 NULL_TEST = re.compile(r"""\bcontent['"]?\]?\s*(is\s+(not\s+)?|[=!]=\s*)none""", re.IGNORECASE)
+ID_LENGTH_TEST = re.compile(r"""\bid['"]?\]?\s*\|\s*length\s*[!=]=\s*9\b""")
+MISTRAL_LIST = re.compile(r"""\[TOOL_CALLS\]\s*['"+~\s]*\[""")
+
+
+class TemplateNeeds(NamedTuple):
+    """What a chat template asks of the messages that it is given."""
+
+    spelled_tools: bool = False
+    """It would leave tools out: messages spell them instead."""
+    null_content: bool = False
+    """It tells null content from empty text."""
+    parts: bool = False
+    """It may want texts of some roles as parts, and is to be looked at for these."""
+    short_ids: bool = False
+    """It takes only ids of calls that have nine letters or digits."""
+
+
+def needs_of(templates: Mapping[str, str]) -> TemplateNeeds:
+    return TemplateNeeds(
+        spelled_tools=spells_no_tools(templates),
+        null_content=knows_null(templates),
+        parts=may_read_parts(templates),
+        short_ids=any(ID_LENGTH_TEST.search(source) for source in templates.values()),
+    )
 
 
 def tool_format(templates: Mapping[str, str]) -> str:
@@ -30,6 +59,8 @@ def tool_format(templates: Mapping[str, str]) -> str:
         return HERMES
     if "<|start_header_id|>" in source and '"parameters": ' in source:
         return LLAMA3
+    if MISTRAL_LIST.search(source):
+        return MISTRAL
     return HERMES if spells_no_tools(templates) else ""
 
 

@@ -6,6 +6,8 @@ Knows the OpenAI message shapes as far as templates need them; knows no engine.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,6 +21,7 @@ from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
 from tokenizer_service.content_parts import as_parts, roles_of_parts
+from tokenizer_service.formats import TemplateNeeds
 from tokenizer_service.guarded_text import GuardedText, unused
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
@@ -28,6 +31,7 @@ from tokenizer_service.turns import Asker, asker_of
 
 T = TypeVar("T")
 PRIVATE_USE = range(0xE000, 0xF900)
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 LONG_TEXT, LONG_TEXTS = 65_536, 2
 """Characters that take a tenth of a second or so, and threads for such texts alone."""
 
@@ -54,18 +58,10 @@ class PromptBuilder:
         executor: Executor,
         vocab_size: int,
         metrics: TokenizerMetrics,
-        spells_no_tools: bool = False,
-        knows_null: bool = False,
-        may_read_parts: bool = False,
+        needs: TemplateNeeds,
     ) -> None:
-        """`spells_no_tools`: the template would leave tools out; messages spell them instead.
-
-        `knows_null`: the template tells null content from empty text.
-        `may_read_parts`: it is to be looked at for roles whose texts it wants as parts.
-        """
-        self._parts_roles = None if may_read_parts else frozenset[str]()
-        self._knows_null = knows_null
-        self._spells_no_tools = spells_no_tools
+        self._parts_roles = None if needs.parts else frozenset[str]()
+        self._needs = needs
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
@@ -157,16 +153,19 @@ class PromptBuilder:
         if mark:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
-        if self._spells_no_tools:
+        if self._needs.spelled_tools:
             messages, tools = spelled(messages, tools), None
+        if self._needs.short_ids:
+            messages = [with_short_ids(message) for message in messages]
         if self._parts_roles is None:
             self._parts_roles = await roles_of_parts(self._template.render)
         messages = [with_parts(message, self._parts_roles) for message in messages]
+        nothing = None if self._needs.null_content else ""
         rest = (tools, prompt, kwargs, asker)
         try:
-            text = await self._render_calls(messages, None if self._knows_null else "", *rest)
+            text = await self._render_calls(messages, nothing, *rest)
         except InvalidRequest as error:
-            if not self._knows_null or "NoneType" not in error.message:
+            if nothing is not None or "NoneType" not in error.message:
                 raise
             text = await self._render_calls(messages, "", *rest)  # it asks, and fails all the same
         return cut_at(text, mark) if mark else text
@@ -252,6 +251,27 @@ def with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]
         case {"role": str(role), "content": str(content)} if role in roles:
             return {**message, "content": as_parts(content)}
     return message
+
+
+def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message`, its ids of calls as nine letters and digits: the same for the same id."""
+    if isinstance(answered := message.get("tool_call_id"), str):
+        message = {**message, "tool_call_id": short_id(answered)}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message = {**message, "tool_calls": [with_short_id(call) for call in calls]}
+    return message
+
+
+def with_short_id(call: Any) -> Any:
+    match call:
+        case {"id": str(told)}:
+            return {**call, "id": short_id(told)}
+    return call
+
+
+def short_id(told: str) -> str:
+    return told if SHORT_ID.fullmatch(told) else hashlib.sha256(told.encode()).hexdigest()[:9]
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

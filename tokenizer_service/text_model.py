@@ -13,15 +13,8 @@ from protos.columns import unpack
 from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.completion import Completion
-from tokenizer_service.content_parts import may_read_parts
 from tokenizer_service.detokenizer import Detokenizer, NoText
-from tokenizer_service.formats import (
-    TOOL_TAGS,
-    knows_null,
-    reasoning_format,
-    spells_no_tools,
-    tool_format,
-)
+from tokenizer_service.formats import TOOL_TAGS, needs_of, reasoning_format, tool_format
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import ModelFolder, read_model_folder
@@ -61,9 +54,7 @@ class TextModel:
             self._executor,
             self.vocab_size,
             metrics,
-            spells_no_tools(folder.templates),
-            knows_null(folder.templates),
-            may_read_parts(folder.templates),
+            needs_of(folder.templates),
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)

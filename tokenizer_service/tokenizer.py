@@ -28,7 +28,7 @@ from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
 from protos.columns import pack
 from tokenizer_service.detokenizer import Detokenizer, WindowDetokenizer, build_table
-from tokenizer_service.formats import TOOL_TAGS
+from tokenizer_service.formats import MISTRAL_TAG, TOOL_TAGS
 from tokenizer_service.model_folder import ModelFolder
 from tokenizer_service.reasoning import CLOSE, OPEN
 
@@ -42,7 +42,7 @@ CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """How control tokens are written. Folders do not flag all of theirs as special: DeepSeek's
 `<｜User｜>` and Qwen's `<|fim_prefix|>` are shown in answers, and no text of users all the same."""
 
-TAGS = {*TOOL_TAGS, OPEN, CLOSE}
+TAGS = {*TOOL_TAGS, MISTRAL_TAG, OPEN, CLOSE}
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """How vocabularies with byte fallback write a token of one byte."""
 

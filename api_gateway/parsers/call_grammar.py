@@ -19,10 +19,16 @@ def rules(
     key: str,
     around: tuple[str, str],
     between: str,
+    brackets: tuple[str, str] = ("", ""),
 ) -> str:
-    """Return the rules of `calls`, each `{"name": …, key: {…}}` with Lark before and after it."""
+    """Return the rules of `calls`, each `{"name": …, key: {…}}` with Lark before and after it.
+
+    `between` two calls and the `brackets` around all are text.
+    """
     before, after = around
-    lines = [f"calls: call ({quoted(between)} call)*" if not is_single else "calls: call"]
+    first, last = (quoted(bracket) if bracket else "" for bracket in brackets)
+    more = "" if is_single else f"({quoted(between)} call)*"
+    lines = [" ".join(filter(None, ("calls:", first, "call", more, last)))]
     lines.append("call: " + " | ".join(f"call_{k}" for k in range(len(tools))))
     for k, tool in enumerate(tools):
         head = quoted(f'{{"name": {json.dumps(tool["name"])}, "{key}": ')

@@ -258,6 +258,13 @@ async def test_other_formats_and_models_without_one(fake: FakeTokenizer) -> None
     async with running(fake.address) as gateway, in_process(gateway) as http:
         message = (await http.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]["message"]
         assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    fake.script = saying('[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "a"}]')
+    fake.info = ModelInfo(id=MODEL, tool_format="mistral")
+    async with running(fake.address) as gateway, in_process(gateway) as http:
+        message = (await http.post(URL, json=chat(tools=TOOLS))).json()["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+        _, grammar = await sent(http, fake, tools=TOOLS, tool_choice="required")
+        assert grammar.text.startswith('start: calls\ncalls: "[" call (", " call)* "]"\n')
     fake.info = ModelInfo(id=MODEL)
     fake.script = saying(N)
     async with running(fake.address) as gateway, in_process(gateway) as http:

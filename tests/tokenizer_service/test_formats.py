@@ -47,9 +47,12 @@ def test_templates(reference_data: Path, name: str) -> None:
         (r"<tool_call>\n<function=example>\n<parameter=a>\n1\n</parameter>", ""),  # Qwen3-Coder
         (r"<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", ""),  # GLM
         ("""within <tool_call> tags: <tool_calls>[{"name": <name>, "arguments": {}}]""", ""),
+        ("""{{- "[TOOL_CALLS] [" }}""", "mistral"),
+        ("""{{ "[TOOL_CALLS][" + call | tojson }}""", "mistral"),
+        ("""{{- '[TOOL_CALLS]' + call.name + '[ARGS]' }}""", ""),  # newer ones
     ],
 )
-def test_hermes_is_known_by_a_call_that_is_shown(source: str, wanted: str) -> None:
+def test_a_format_is_known_by_a_call_that_is_shown(source: str, wanted: str) -> None:
     assert tool_format({"default": f"<|im_start|><tools>{{{{ tools }}}}</tools>{source}"}) == wanted
 
 

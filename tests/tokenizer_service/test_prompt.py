@@ -24,7 +24,7 @@ from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_lib
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.content_parts import WORD, may_read_parts
-from tokenizer_service.formats import knows_null
+from tokenizer_service.formats import TemplateNeeds, needs_of
 from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
@@ -64,11 +64,8 @@ def builder(
     template: Any = InProcess(source, **variables) if source is not None else None
     metrics = TokenizerMetrics(CollectorRegistry())
     templates = {"default": source} if source is not None else {}
-    null, parts = knows_null(templates), may_read_parts(templates)
     size = max(512, tokenizer.size if tokenizer is not None else 0)
-    return PromptBuilder(
-        tokenizer, template, executor, size, metrics, knows_null=null, may_read_parts=parts
-    )
+    return PromptBuilder(tokenizer, template, executor, size, metrics, needs_of(templates))
 
 
 def chat(messages: Any, **rest: Any) -> TextRequest:
@@ -379,7 +376,7 @@ async def test_null_content_beside_calls_reads_as_the_reference_has_it(
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("qwen2-instruct", "<|im_start|>assistant\n<|im_end|>"),
+        ("qwen2-instruct", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("tinyllama-chat", "<|assistant|>\n</s>"),
         ("qwen3", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         ("deepseek-r1-distill-qwen", "<｜tool▁sep｜>f\n```json\n{}\n```"),
@@ -422,6 +419,23 @@ async def test_who_asks_for_null_and_fails_on_it_gets_empty_text(
     assert (await builder(executor, source).build(chat(talk))).text == wanted
 
 
+async def test_templates_that_want_short_ids_get_them(executor: ThreadPoolExecutor) -> None:
+    """Mistral's; a call and its result keep one id, and an id that is right stays."""
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% if c.id|length != 9 %}{{ raise_exception('9!') }}{% endif %}{{ c.id }},{% endfor %}"
+        "{% if m.tool_call_id %}{{ m.tool_call_id }};{% endif %}{% endfor %}"
+    )
+    ids = ["call_0123456789abcdef01234567", "toolu_1", "Abc123xyz", ""]
+    calls = [{"id": told, "function": {"name": "f", "arguments": "{}"}} for told in ids]
+    answers = [{"role": "tool", "tool_call_id": told, "content": "1"} for told in ids[:3]]
+    talk = [{"role": "assistant", "content": None, "tool_calls": calls}, *answers]
+    text = (await builder(executor, source).build(chat(talk))).text
+    *called, answered = text.split(",")
+    assert answered == "".join(f"{told};" for told in called[:3]) and called[2] == ids[2]
+    assert len(set(called)) == 4 and all(len(told) == 9 and told.isalnum() for told in called)
+
+
 @pytest.mark.parametrize("depth", [200, 300, 1000, 100_000])
 async def test_deep_tool_arguments_are_no_failure_of_ours(
     executor: ThreadPoolExecutor, depth: int
@@ -431,7 +445,7 @@ async def test_deep_tool_arguments_are_no_failure_of_ours(
     call = {"function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
     template = TemplateProcess({"default": source}, {}, 20.0, 10**6)
     metrics = TokenizerMetrics(CollectorRegistry())
-    prompts = PromptBuilder(TINY, template, executor, 512, metrics)
+    prompts = PromptBuilder(TINY, template, executor, 512, metrics, TemplateNeeds())
     prompt = await prompts.build(chat([{"role": "assistant", "tool_calls": [call]}]))
     assert prompt.text.count("{") == depth
     assert ('"a"' in prompt.text) is (depth > 250), "objects read as Python writes them"
@@ -510,7 +524,7 @@ async def test_text_that_the_model_has_no_token_for_is_told_by_its_field(
 ) -> None:
     """A tokenizer may have more tokens than the model."""
     metrics, template = TokenizerMetrics(CollectorRegistry()), InProcess(CHAT_TEMPLATE)
-    small: Any = PromptBuilder(TINY, template, executor, 256, metrics)  # type: ignore[arg-type]
+    small: Any = PromptBuilder(TINY, template, executor, 256, metrics, TemplateNeeds())  # type: ignore[arg-type]
     for request, param in (
         (TextRequest(prompt="a<|im_end|>"), "prompt"),
         (chat(user("a")), "messages"),

@@ -83,7 +83,9 @@ def test_control_tokens_that_are_not_flagged_are_guarded_and_shown() -> None:
 def test_tags_that_a_folder_flags_as_special_are_shown(tmp_path: Path) -> None:
     """Else nobody could read by them what is a thought and what a call."""
     library = tiny_library()
-    library.add_special_tokens([AddedToken("</tool_call>", normalized=False)])
+    library.add_special_tokens(
+        [AddedToken(tag, normalized=False) for tag in ("</tool_call>", "[TOOL_CALLS]")]
+    )
     write_tiny_folder(tmp_path)
     told = json.loads(library.to_str())
     for token in told["added_tokens"]:
@@ -91,9 +93,10 @@ def test_tags_that_a_folder_flags_as_special_are_shown(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(told))
     tokenizer = load_tokenizer(read_model_folder(tmp_path))
     assert tokenizer is not None
-    text = "<think>a</think>b</tool_call>"
+    text = "<think>a</think>b</tool_call>[TOOL_CALLS]"
     ids = unpack(tokenizer.encode(f"{text}<|im_end|>", False))
     assert tokenizer.id_of("<think>") in ids and tokenizer.id_of("</tool_call>") in ids
+    assert tokenizer.id_of("[TOOL_CALLS]") in ids
     assert tokenizer.decode(ids, keep_special=False) == text
     assert unpack(tokenizer.encode_guarded([text])) == ids[:-1]
 

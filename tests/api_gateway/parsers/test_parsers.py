@@ -13,10 +13,11 @@ from api_gateway.answers import CallReader
 from api_gateway.parsers.calls import CallDelta, Delta, Offer, ToolFormat
 from api_gateway.parsers.hermes import Hermes
 from api_gateway.parsers.llama3 import Llama3
+from api_gateway.parsers.mistral import Mistral
 from api_gateway.tools import ToolPlan
 
 NAMES = ("get_weather", "calc")
-HERMES, LLAMA3 = Hermes(), Llama3()
+HERMES, LLAMA3, MISTRAL = Hermes(), Llama3(), Mistral()
 
 
 def read(tool_format: ToolFormat, pieces: Sequence[str], offer: Offer) -> tuple[str, Any]:
@@ -124,8 +125,41 @@ def test_llama3(text: str, content: str, calls: list[list[str]]) -> None:
     assert read(LLAMA3, list(text), Offer(NAMES)) == (content, calls)
 
 
+MW = '{"name": "get_weather", "arguments": {"city": "]"}, "id": "012345678"}'
+MC = '{"name": "calc", "arguments": {}}'
+MR = '{"name": "rm", "arguments": {}}'
+MISTRAL_CASES: list[tuple[str, str, list[list[str]]]] = [
+    ("", "", []),
+    (" \n", " \n", []),
+    (f"[TOOL_CALLS] [{MW}]", "", [["get_weather", '{"city": "]"}']]),
+    (f"I look. [TOOL_CALLS][{MC}, {MC}]\n", "I look.", [C, C]),
+    (f" [{MC} ,\n{MC} ] ", "", [C, C]),  # some leave the tag out
+    (f"[TOOL_CALLS] [{MC}] so [TOOL_CALLS] [{MC}]", " so", [C, C]),
+    (f"[TOOL_CALLS] [{MC}, ", "", [C]),
+    (f"[TOOL_CALLS] [{MC}, {MC[:-1]}", f" {MC[:-1]}", [C]),
+    # no call of an offered function: all of it stays, from there on
+    ("[1, 2]", "[1, 2]", []),
+    ("[TOOL_CALLS", "[TOOL_CALLS", []),
+    ("[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+    (f"[TOOL_CALLS]{MC}", f"[TOOL_CALLS]{MC}", []),
+    (f" a [TOOL_CALLS] [{MR}]", f" a [TOOL_CALLS] [{MR}]", []),
+    (f"[TOOL_CALLS] [{MC}, {MR}] b", f" {MR}] b", [C]),
+    (f"[TOOL_CALLS] [{MC}; {MC}]", f"; {MC}]", [C]),
+    (f"see [{MC}]", f"see [{MC}]", []),
+    (f"[TOOL_CALLS] [{MC[:-1]}", f"[TOOL_CALLS] [{MC[:-1]}", []),
+    (f"[TOOL_CALLS] x [TOOL_CALLS] [{MC}]", "[TOOL_CALLS] x", [C]),
+]
+
+
+@pytest.mark.parametrize("text, content, calls", MISTRAL_CASES)
+def test_mistral(text: str, content: str, calls: list[list[str]]) -> None:
+    assert read(MISTRAL, [text], Offer(NAMES)) == (content, calls)
+    assert read(MISTRAL, list(text), Offer(NAMES)) == (content, calls)
+
+
 FRAGMENTS = [
     W_TEXT, C_TEXT, UNKNOWN, LW, LC, "<tool_call>", "</tool_call>", "<|python_tag|>", "{", "}",
+    "[TOOL_CALLS]", "[", "]", ",", MC, MR, f"[TOOL_CALLS] [{MC}, {MC}]",
     '"', "\\", " ", "\n", ";", "<", "text", "é", '{"name": "calc", "arguments": {"a": ',
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
@@ -135,7 +169,7 @@ OFFERS = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([HERMES, LLAMA3]), TEXTS, OFFERS, st.data())
+@given(st.sampled_from([HERMES, LLAMA3, MISTRAL]), TEXTS, OFFERS, st.data())
 def test_no_cut_changes_the_result(
     tool_format: ToolFormat, text: str, offer: Offer, data: st.DataObject
 ) -> None:
@@ -152,6 +186,7 @@ def test_a_single_call_ends_the_answer() -> None:
     text = f"a {W_TEXT} b {C_TEXT}"
     assert read(HERMES, list(text), Offer(NAMES, max_calls=1)) == ("a", [W])
     assert read(LLAMA3, list(f"{LC};{LW} x"), Offer(NAMES, max_calls=1)) == ("", [C])
+    assert read(MISTRAL, list(f"[{MC}, {MW}] x"), Offer(NAMES, max_calls=1)) == ("", [C])
 
 
 def test_arguments_flow_where_a_grammar_forces_the_format() -> None:
@@ -166,6 +201,16 @@ def test_arguments_flow_where_a_grammar_forces_the_format() -> None:
     assert parser.feed("_call>") == [] and parser.end() == []
     cut = HERMES.parser(Offer(NAMES, is_eager=True))
     assert len(cut.feed(W_TEXT[:60])) == 2 and cut.end() == []  # the limit: what came stands
+
+
+def test_forced_arguments_of_mistral_flow_too() -> None:
+    parser = MISTRAL.parser(Offer(NAMES, is_eager=True))
+    assert parser.feed('[{"name": "calc", "argu') == []
+    begun = [CallDelta(0, "calc"), CallDelta(0, None, '{"a": "')]
+    assert parser.feed('ments": {"a": "') == begun and parser.is_cut
+    assert parser.feed('x"}}') == [CallDelta(0, None, 'x"}')] and not parser.is_cut
+    assert parser.feed(f", {MC}]") == [CallDelta(1, "calc"), CallDelta(1, None, "{}")]
+    assert parser.end() == []
 
 
 def test_text_waits_from_the_first_possible_prefix_of_the_tag() -> None:
@@ -183,7 +228,9 @@ def test_only_so_many_calls_that_never_end_are_given_up() -> None:
     assert read(HERMES, ["<tool_call>{" * 10 + W_TEXT], Offer(NAMES)) == ("<tool_call>{" * 10, [W])
 
 
-@pytest.mark.parametrize("tool_format, call", [(HERMES, W_TEXT), (LLAMA3, LW)])
+@pytest.mark.parametrize(
+    "tool_format, call", [(HERMES, W_TEXT), (LLAMA3, LW), (MISTRAL, f"[{MC}]")]
+)
 def test_a_parser_reads_a_run_of_blanks_once(
     tool_format: ToolFormat, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
