@@ -8,7 +8,8 @@ run are found, too, once they are computed.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -50,7 +51,8 @@ class Residents:
         self._pool = pool
         self._sorted: dict[Reader, list[Entry]] = {}
         self._entries: dict[int, tuple[Reader, Entry]] = {}
-        self._residents: dict[int, None] = {}  # in order of the last use, the oldest first
+        # In order of the last use, the oldest first; why no dict, `block_pool.py` says.
+        self._residents: OrderedDict[int, None] = OrderedDict()
         self._last = 0
         self._tainted = set[int]()  # sequences with cells that are not to be trusted
 
@@ -69,9 +71,8 @@ class Residents:
         if known.owner is None:
             return
         self._pool.seq_cp(known.owner, sequence.seq_id, 0, known.num_tokens)
-        if known.owner in self._residents:  # now it is the last used
-            del self._residents[known.owner]
-            self._residents[known.owner] = None
+        if known.owner in self._residents:
+            self._residents.move_to_end(known.owner)
 
     def watch(self, sequence: Sequence, num_known: int) -> None:
         """All it knows now is entered when it is computed, and not again before it leaves."""
@@ -123,13 +124,12 @@ class Residents:
 
     def _insert(self, reader: Reader, entry: Entry) -> bool:
         """Enter `entry`; return False when another covers it. Drop the resident it continues."""
-        entries = self._sorted.get(reader, [])
+        entries = self._sorted.setdefault(reader, [])
         place = bisect_left(entries, (entry.tokens,))
         if place < len(entries) and entries[place].tokens.startswith(entry.tokens):
             return False
         before = entries[place - 1] if place else None
-        insort(entries, entry)
-        self._sorted[reader] = entries
+        entries.insert(place, entry)
         self._entries[entry.owner] = reader, entry
         if before and entry.tokens.startswith(before.tokens) and before.owner in self._residents:
             self._forget(before.owner)
