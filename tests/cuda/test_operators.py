@@ -161,7 +161,7 @@ def test_an_operator_is_launches(emulator_folder: Path, name: str, dtype: str) -
     """Arrays of the emulated device refuse to be computed with on the host, at any place."""
     scene = Scene(emulator_folder, dtype)
     run, expected = OPERATORS[name]
-    scene.step.rotations.clear()
+    scene.step.turns.clear()
     scene.gpu.launches.clear()
     scene.gpu.is_closed = True
     run(scene)

@@ -95,8 +95,8 @@ class CpuBackend:
         self.weight_bytes = 0
         self.cache: PackedCache | None = None
         """Where packed linears come from and go to, while a model is loaded."""
-        self._turns: dict[int, Buffer] = {}
-        """Of the forward that is being recorded, by the id of its rotary."""
+        self._turns: Buffer | None = None
+        """Of the forward that is being recorded, once its first layer has made them."""
         weakref.finalize(self, library.close, self.pool)
 
     @property
@@ -151,7 +151,7 @@ class CpuBackend:
 
     def record(self, sink: Sink, forward: Callable[[], Out]) -> Out:
         """Have `forward` call operators that go into `sink`; return what it returns."""
-        self._sink, self._turns = sink, {}
+        self._sink, self._turns = sink, None
         try:
             return forward()
         finally:
@@ -267,13 +267,12 @@ class CpuBackend:
 
     def _rotation(self, rotary: Rotary) -> Buffer:
         """Return the turns of the step's tokens; the first layer of a recording makes them."""
-        made = self._turns.get(id(rotary))
-        if made is None:
+        if self._turns is None:
             head_dim = 2 * len(rotary.frequencies)
-            made = self._turns[id(rotary)] = Buffer(Rows.TOKENS, head_dim)
-            words = (rotary.frequencies, made, head_dim, float(rotary.attention_factor))
+            self._turns = Buffer(Rows.TOKENS, head_dim)
+            words = (rotary.frequencies, self._turns, head_dim, float(rotary.attention_factor))
             self._add(Kind.ROTATION, Rows.TOKENS, *words)
-        return made
+        return self._turns
 
     def paged_attention(
         self, q: Buffer, step: StepInputs, cache: LayerPages, window: int = 0

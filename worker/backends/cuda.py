@@ -32,6 +32,7 @@ from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints, to_float32
 from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
+from worker.kernels.rope import Rotary, pack_rotary
 from worker.kernels.structs import HEADS, SPLIT, part_floats
 from worker.models.config import ModelConfig
 
@@ -68,12 +69,6 @@ class Normed(NamedTuple):
     q_weight: Array
     k_weight: Array
     eps: float
-
-
-class CudaRotary(NamedTuple):
-    frequencies: Array
-    factor: float
-    number: int
 
 
 class CudaBackend:
@@ -116,7 +111,6 @@ class CudaBackend:
         self._longest = longest
         self._vocab_size = 0
         self._num_finals = 0
-        self._num_rotaries = 0
         self.loading = Loading(gpu)
         self.weight_bytes = 0
         self.graph_bytes = 0
@@ -227,12 +221,9 @@ class CudaBackend:
     def pack_tied(self, table: CudaLinear) -> CudaLinear:
         return table
 
-    def pack_rotary(
-        self, inverse_frequencies: Sequence[float], attention_factor: float
-    ) -> CudaRotary:
-        self._num_rotaries += 1
-        frequencies = upload(self._gpu, np.array(inverse_frequencies, np.float32))
-        return CudaRotary(frequencies, attention_factor, self._num_rotaries)
+    def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
+        packed = pack_rotary(inverse_frequencies, attention_factor)
+        return packed._replace(frequencies=upload(self._gpu, packed.frequencies))
 
     # ── operators ────────────────────────────────────────────────────────────────────────────
 
@@ -277,12 +268,7 @@ class CudaBackend:
         return Normed(qkv, q_weight, k_weight, eps)
 
     def rope(
-        self,
-        qkv: Any,
-        step: CudaStep,
-        cache: LayerPages,
-        num_heads: int,
-        rotary: CudaRotary,
+        self, qkv: Any, step: CudaStep, cache: LayerPages, num_heads: int, rotary: Rotary
     ) -> Array:
         normed = qkv if isinstance(qkv, Normed) else Normed(qkv, None, None, 0.0)
         projected = self._linears.run(self.scratch, normed.qkv, "qkv", self.dtype, "plain")
@@ -295,16 +281,15 @@ class CudaBackend:
         self._gpu.launch(f"rope_{self.dtype}_{head_dim}", grid, 128, arguments)
         return q
 
-    def _turns(self, step: CudaStep, rotary: CudaRotary) -> Array:
-        turns = step.rotations.get(rotary.number)
-        if turns is None:
+    def _turns(self, step: CudaStep, rotary: Rotary) -> Array:
+        if not step.turns:
             half = self._sizes[2] // 2
-            turns = self.scratch.take(f"turns_{rotary.number}", (step.num_tokens, half, 2), f32)
-            step.rotations[rotary.number] = turns
-            arguments = (turns, step.positions, rotary.frequencies, f32(rotary.factor),
+            turns = self.scratch.take("turns", (step.num_tokens, half, 2), f32)
+            step.turns.append(turns)
+            arguments = (turns, step.positions, rotary.frequencies, f32(rotary.attention_factor),
                          i32(step.num_tokens), i32(half))  # fmt: skip
             self._gpu.launch("rope_table", (-(-step.num_tokens * half // 128),), 128, arguments)
-        return turns
+        return step.turns[0]
 
     def paged_attention(
         self, q: Array, step: CudaStep, cache: LayerPages, window: int = 0
@@ -339,7 +324,7 @@ class CudaBackend:
             return from_storage(values, self.dtype if values.dtype == np.uint16 else "f32")
         return self._linears.watched(self.scratch, tensor)
 
-    def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: CudaRotary) -> None:
+    def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
         num_heads, num_kv_heads, head_dim = self._sizes
         shift = cache.keys.shape[2].bit_length() - 1
         heads = np.array((num_heads, num_kv_heads, shift, 0.0), HEADS)

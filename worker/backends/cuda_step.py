@@ -48,8 +48,8 @@ class CudaStep(NamedTuple):
     page_shift: int
     """Pages of 1 << page_shift tokens."""
     max_pages: int
-    rotations: dict[int, Array]
-    """cos and sin by rotary, made by the first layer that needs them."""
+    turns: list[Array]
+    """cos and sin, float32 [T, D/2, 2]; none until the first layer has made them."""
 
 
 class HostTiles(NamedTuple):
@@ -107,7 +107,7 @@ def upload_step(
         num_tokens=len(batch.token_ids),
         page_shift=batch.block_size.bit_length() - 1,
         max_pages=batch.block_tables.shape[1],
-        rotations={},
+        turns=[],
     )
 
 
