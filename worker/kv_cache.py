@@ -6,14 +6,16 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from protos import worker as wire
 from worker.arena import Arena, Piece
-from worker.kernels.checks import Bytes
+from worker.kernels.checks import Bytes, Ints
 from worker.models.config import ModelConfig
+
+if TYPE_CHECKING:  # a GPU's cache needs what is here where there is no msgspec
+    from protos import worker as wire
 
 BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 """Tokens per block, by layout."""
@@ -84,28 +86,26 @@ class KvCache:
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""
-        for run in _runs(copies):
-            sources, targets = np.array(run).T
-            if (
-                min(sources.min(), targets.min()) < 0
-                or max(sources.max(), targets.max()) >= self.num_blocks
-            ):
-                raise IndexError(f"copies {run} outside 0..{self.num_blocks - 1}")
+        for run in copy_runs(copies, self.num_blocks):
+            sources, targets = run.T
             for layer in self.layers:
                 for pages in layer:
                     pages[targets] = pages[sources]
 
 
-def _runs(copies: Sequence[wire.BlockCopy]) -> Iterator[list[tuple[int, int]]]:
-    """Cut `copies` into runs that may each be done at once: none reads or writes what one before
-    it has written."""
+def copy_runs(copies: Sequence[wire.BlockCopy], num_blocks: int) -> Iterator[Ints]:
+    """Cut `copies` into runs that may each be done at once, [n, 2] of source and target: no target
+    is anything else in its run. Raises IndexError for a block that does not exist."""
     run: list[tuple[int, int]] = []
-    written: set[int] = set()
+    sources, targets = set[int](), set[int]()
     for copy in copies:
-        if copy.source in written or copy.target in written:
-            yield run
-            run, written = [], set()
+        if not (0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks):
+            raise IndexError(f"{copy} outside 0..{num_blocks - 1}")
+        if copy.source in targets or copy.target in targets or copy.target in sources:
+            yield np.array(run, np.int32)
+            run, sources, targets = [], set(), set()
         run.append((copy.source, copy.target))
-        written.add(copy.target)
+        sources.add(copy.source)
+        targets.add(copy.target)
     if run:
-        yield run
+        yield np.array(run, np.int32)

@@ -5,14 +5,15 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from worker.backends.cuda_weights import STORAGE, upload
 from worker.backends.gpu import Array, Gpu
-from worker.kernels.checks import Bytes
+from worker.kernels.checks import Bytes, Ints
+from worker.kv_cache import copy_runs
 from worker.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class CudaKvCache:
         self.block_size = block_size
         self._gpu = gpu
         self._num_pages = num_blocks + 1  # the last is spare: nobody's rows write there
-        self._raw = gpu.empty(self._num_pages * block_bytes(config, block_size, dtype))
+        one = block_bytes(config, block_size, dtype)
+        self._raw = gpu.empty(self._num_pages * one)
         shape = (
             config.num_layers,
             2,
@@ -65,9 +67,7 @@ class CudaKvCache:
             LayerPages(*pages[layer]) for layer in range(config.num_layers)
         ]
         self._num_planes = 2 * config.num_layers
-        plane_bytes = block_bytes(config, block_size, dtype) // self._num_planes
-        self._chunks = plane_bytes // CHUNK_BYTES
-        one = block_bytes(config, block_size, dtype)
+        self._chunks = one // self._num_planes // CHUNK_BYTES
         self._staged = gpu.empty(num_staged * one).reshape(num_staged, one)
 
     @property
@@ -92,36 +92,14 @@ class CudaKvCache:
             self._move("page_scatter", (self._raw, self._staged), some)
         self._gpu.wait()  # pinned memory is sent from where it lies
 
-    def _move(self, kernel: str, arrays: tuple[Array, Array], block_ids: Sequence[int]) -> None:
-        pages = upload(self._gpu, np.array(block_ids, np.int32))
+    def _move(self, kernel: str, arrays: tuple[Array, ...], moves: Sequence[int] | Ints) -> None:
+        """Launch what moves a block, or copies one to another, for each of `moves`."""
+        pages = upload(self._gpu, np.array(moves, np.int32))
         sizes = (np.int32(self._num_pages), np.int32(self._chunks))
-        grid = (len(block_ids), self._num_planes)
+        grid = (len(moves), self._num_planes)
         self._gpu.launch(kernel, grid, 128, (*arrays, pages, *sizes))
 
     def copy(self, copies: Sequence[wire.BlockCopy]) -> None:
         """Copy whole blocks, in order; raise IndexError for a block that does not exist."""
-        for run in _runs(copies):
-            pairs = np.array(run, np.int32)
-            if pairs.min() < 0 or pairs.max() >= self.num_blocks:
-                raise IndexError(f"copies {run} outside 0..{self.num_blocks - 1}")
-            place = self._gpu.empty(pairs.nbytes).view(np.int32)
-            self._gpu.write(place, pairs.reshape(-1))
-            sizes = (np.int32(self._num_pages), np.int32(self._chunks))
-            grid = (len(run), self._num_planes)
-            self._gpu.launch("page_copy", grid, 128, (self._raw, place, *sizes))
-
-
-def _runs(copies: Sequence[wire.BlockCopy]) -> Iterator[list[tuple[int, int]]]:
-    """Cut `copies` into runs of which no block is both a target and anything else."""
-    run: list[tuple[int, int]] = []
-    sources: set[int] = set()
-    targets: set[int] = set()
-    for copy in copies:
-        if copy.source in targets or copy.target in targets | sources:
-            yield run
-            run, sources, targets = [], set(), set()
-        run.append((copy.source, copy.target))
-        sources.add(copy.source)
-        targets.add(copy.target)
-    if run:
-        yield run
+        for run in copy_runs(copies, self.num_blocks):
+            self._move("page_copy", (self._raw,), run)
