@@ -92,10 +92,6 @@ class FrontLink(Protocol):
         ...
 
 
-def _unknown_age() -> float:
-    return 0.0
-
-
 class EngineLoop:
     """Drives one scheduler. `clock` returns seconds; `worker_age` those since the worker spoke.
 
@@ -109,7 +105,7 @@ class EngineLoop:
         workers: WorkerLink,
         front: FrontLink,
         clock: Callable[[], float],
-        worker_age: Callable[[], float] = _unknown_age,
+        worker_age: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.is_stopping = False

@@ -103,10 +103,10 @@ class Fleet:
             found.append(self.lone_workers)
         return found or ["no worker has registered"]
 
-    def report(self, engine: str, num_held: int, extra_reasons: list[str]) -> EngineState:
-        """Return what the tiers above are told of this engine."""
+    def report(self, engine: str, num_held: int, reasons: list[str]) -> EngineState:
+        """Return what the tiers above are told of this engine; `reasons`: why it is not ready."""
         up = [(r.facts, r.state) for r in self.ready() if r.facts is not None and r.state]
-        state = engine_state(engine, up, extra_reasons or self.reasons())
+        state = engine_state(engine, up, reasons)
         state.num_waiting += num_held
         return state
 

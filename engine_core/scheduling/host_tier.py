@@ -26,9 +26,6 @@ class HostTier:
         self._dropped: list[bytes] = []
         self._coming = set[bytes]()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def evicted(self, key: bytes, block_id: int) -> None:
         """The page `block_id` is about to be used for something else than what `key` names."""
         if key not in self._held:

@@ -9,14 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 
 from engine_core.scheduling.fairness import blocks, heaviest
 from engine_core.scheduling.sequence import Sequence, Status
-
-
-def order(sequence: Sequence) -> tuple[int, float, int]:
-    """Return the sort key of a sequence; smaller runs first, no two are equal."""
-    return sequence.order
 
 
 def choose_victim(running: Ordered) -> Sequence:
@@ -79,6 +75,9 @@ def must_wait_for_prompt(candidate: Sequence) -> bool:
     return is_running and not candidate.num_dropped and may_share(candidate) is None
 
 
+_order = attrgetter("order")
+
+
 class Ordered:
     """Sequences by `order`, best first."""
 
@@ -98,11 +97,11 @@ class Ordered:
         return iter(self._rows)
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._rows, sequence, key=order)
+        insort(self._rows, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out `sequence`, which must be in."""
-        index = bisect_left(self._rows, order(sequence), key=order)
+        index = bisect_left(self._rows, sequence.order, key=_order)
         assert self._rows[index] is sequence, f"{sequence} is not here"
         del self._rows[index]
 

@@ -128,6 +128,7 @@ class Sequence:
         self.stop_ids = request.stop_ids
         self.tenant = request.limits.tenant
         waited_s = request.limits.waited_s  # before a replay it stood where it stands now
+        # smaller runs first, no two are equal
         self.order = (request.limits.priority, request.arrival - waited_s, seq_id)
         self.age = Age(request.arrival, waited_s)
         self.num_computed = 0
