@@ -17,7 +17,7 @@ import numpy as np
 from worker.backends.program import Live, Program, Sink
 from worker.batch import Batch, PassLimits, Workspace
 from worker.errors import KernelError
-from worker.kernels.checks import I32, Floats, Ints, Stored, require, to_float32
+from worker.kernels.checks import Floats, Ints, Stored, require_places, to_float32
 from worker.kernels.crew import available_cores
 from worker.kernels.draw_passes import DrawPasses
 from worker.kernels.library import Level, Library
@@ -80,11 +80,7 @@ class CpuBackend:
     takes_rows_early = True
 
     def __init__(
-        self,
-        library: Library,
-        level: Level,
-        weights: Format,
-        num_threads: int = 0,
+        self, library: Library, level: Level, weights: Format, num_threads: int = 0
     ) -> None:
         self.level = level
         self.library = library
@@ -303,9 +299,7 @@ class CpuBackend:
     # ── beside the forward pass ──────────────────────────────────────────────────────────────
 
     def stored_keys(self, step: StepInputs, cache: LayerPages) -> Floats:
-        assert isinstance(
-            self._sink, Live
-        )  # only who looks on asks, and then records run as they come
+        assert isinstance(self._sink, Live), "only who looks on asks, and then records run at once"
         return to_float32(keys_of(cache.keys, self._sink.batch.cells))
 
     def to_host(self, tensor: Buffer | Floats) -> Floats:
@@ -313,15 +307,12 @@ class CpuBackend:
         return np.array(given, np.float32)
 
     def rope_shift(self, cache: LayerPages, cells: Ints, delta: int, rotary: Rotary) -> None:
-        require("rope_shift", "cells", cells, I32, (None,))
+        num_blocks, block_size = cache.keys.shape[:2]
+        require_places("rope_shift", "cells", cells, num_blocks * block_size)
         _require_pages("rope_shift", cache)
-        num_cells = cache.keys.shape[0] * cache.keys.shape[1]
-        if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
-            raise KernelError(f"rope_shift: cells outside 0..{num_cells - 1}")
         kept = stored_format("rope_shift", "keys", cache.keys)
         words = (cache.keys, *cache.keys.shape[2:], kept, rotary.frequencies, delta)
         record = Record(Kind.ROPE_SHIFT, Rows.TOKENS, words).pack(0)
-        block_size = cache.keys.shape[1]
         step = CStep(num_tokens=len(cells), block_size=block_size, cells=cells.ctypes.data)
         self.run(address_of(record), 1, ctypes.addressof(step))
 

@@ -90,7 +90,7 @@ class Program(Generic[Out]):
         self._outputs = type(self._results)(*(self._view(one, counts) for one in self._results))
 
     def _view(self, buffer: Buffer, counts: Capacity) -> Floats:
-        size = counts[buffer.rows] * buffer.width * buffer.item_bytes
+        size = counts[buffer.rows] * buffer.width * 4
         raw = self._arena[buffer.offset : buffer.offset + size]
         view: Floats = raw.view(np.float32).reshape(counts[buffer.rows], buffer.width)
         return view
@@ -120,11 +120,10 @@ class Live:
     def add(self, record: Record) -> None:
         for word in record.words:
             if isinstance(word, Buffer) and word.given is None:
-                size = self._counts[word.rows] * word.width * word.item_bytes + word.fixed_bytes
-                raw = aligned_bytes(size)[: size - word.fixed_bytes]
-                word.given = raw.view(np.float32).reshape(
-                    self._counts[word.rows], word.width * word.item_bytes // 4
-                )
+                shape = self._counts[word.rows], word.width
+                size = 4 * shape[0] * shape[1]
+                raw = aligned_bytes(size + word.fixed_bytes)[:size]
+                word.given = raw.view(np.float32).reshape(shape)
         packed = record.pack(0)
         self._recorder.run(address_of(packed), 1, ctypes.addressof(self._step))
 

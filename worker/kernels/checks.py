@@ -38,6 +38,13 @@ def require(
         raise KernelError(f"{operator}: {name} is not C-contiguous")
 
 
+def require_places(operator: str, name: str, places: Ints, count: int) -> None:
+    """Raise KernelError unless `places` are int32 [n], each of 0 .. count - 1."""
+    require(operator, name, places, I32, (None,))
+    if places.size and not 0 <= int(places.min()) <= int(places.max()) < count:
+        raise KernelError(f"{operator}: {name} outside 0..{count - 1}")
+
+
 def to_float32(array: Stored) -> Floats:
     """Return `array` as float32, contiguous; bfloat16 is the upper half of a float32."""
     if array.dtype == np.uint16:

@@ -64,11 +64,11 @@ def folder_of(root: Path) -> Path:
     return root / sources_hash()
 
 
-def build(root: Path, targets: tuple[str, ...] = (*TARGETS, PTX_TARGET)) -> Path:
+def build(root: Path) -> Path:
     """Compile all files for all targets into a folder below `root`; return it."""
     folder = folder_of(root)
     folder.mkdir(parents=True, exist_ok=True)
-    for target in targets:
+    for target in (*TARGETS, PTX_TARGET):
         for stem in stems():
             compiled = compile_stem(stem, target)
             (folder / f"{stem}.{target}").write_bytes(compiled.code)

@@ -78,11 +78,10 @@ def c_step(batch: Batch) -> CStep:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """An intermediate [rows, width] that no one has computed yet; float32 unless `item_bytes`."""
+    """An intermediate, float32 [rows, width], that no one has computed yet."""
 
     rows: Rows
     width: int
-    item_bytes: int = 4
     fixed_bytes: int = 0
     """Bytes beside the rows, for what does not grow with them."""
     given: np.ndarray[Any, Any] | None = None
@@ -91,12 +90,8 @@ class Buffer:
     last_use: int = -1
     offset: int = -1
 
-    @property
-    def shape(self) -> tuple[Rows, int]:
-        return self.rows, self.width
-
     def num_bytes(self, capacity: Capacity) -> int:
-        size = capacity[self.rows] * self.width * self.item_bytes + self.fixed_bytes
+        size = capacity[self.rows] * self.width * 4 + self.fixed_bytes
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worker.errors import KernelError
-from worker.kernels.checks import F32, I32, Floats, Ints, require
+from worker.kernels.checks import F32, I32, Floats, Ints, require, require_places
 
 
 class Rotary(NamedTuple):
@@ -66,8 +65,7 @@ def store_kv_reference(
     for name, pages in zip(("keys", "values"), cache, strict=True):
         require("store_kv", name, pages, F32, (None, None, *keys.shape[1:]))
     num_cells = cache[0].shape[0] * cache[0].shape[1]
-    if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
-        raise KernelError(f"store_kv: cells outside 0..{num_cells - 1}")
+    require_places("store_kv", "cells", cells, num_cells)
     for source, pages in zip((keys, values), cache, strict=True):
         pages.reshape(num_cells, *keys.shape[1:])[cells] = source
 
@@ -79,10 +77,8 @@ def rope_shift_reference(keys: Floats, cells: Ints, delta: int, rotary: Rotary) 
     near the one that would be computed at its new position, and not equal to it.
     """
     require("rope_shift", "keys", keys, F32, (None, None, None, 2 * len(rotary.frequencies)))
-    require("rope_shift", "cells", cells, I32, (None,))
     num_cells = keys.shape[0] * keys.shape[1]
-    if cells.size and not 0 <= int(cells.min()) <= int(cells.max()) < num_cells:
-        raise KernelError(f"rope_shift: cells outside 0..{num_cells - 1}")
+    require_places("rope_shift", "cells", cells, num_cells)
     flat = keys.reshape(num_cells, *keys.shape[2:])
     turn = rotation(np.array([delta], np.int32), Rotary(rotary.frequencies, 1.0))
     flat[cells] = rope_reference(flat[cells], turn)
