@@ -71,7 +71,7 @@ def kv_cache_bytes(asked: int | None, free: int | None, host_bytes: int = 0) -> 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
     """Return what host, control group and limit leave to this process; None where none says."""
-    sizes = (_host_free(root), _group_free(root), _addresses_free(root))
+    sizes = (_meminfo("MemAvailable", root), _group_free(root), _addresses_free(root))
     return min((size for size in sizes if size is not None), default=None)
 
 
@@ -90,10 +90,6 @@ def host_memory() -> DeviceMemory:
     return DeviceMemory(
         f"cpu {platform.machine()}", "", lambda: (free_bytes() or 0, _meminfo("MemTotal") or 0)
     )
-
-
-def _host_free(root: Path) -> int | None:
-    return _meminfo("MemAvailable", root)
 
 
 def _addresses_free(root: Path) -> int | None:

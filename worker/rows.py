@@ -118,10 +118,6 @@ class Row:
         """Whether some of the prompt is to be computed, and to be told how likely it was."""
         return self.prompt_logprobs is not None and self.num_computed < self.num_prompt_tokens
 
-    def _end(self) -> int:
-        """Return how far it is computed when nothing of what is known is left to compute."""
-        return self.num_tokens - (self.pool is None)
-
     @property
     def tokens(self) -> Ints:
         """The known ids, prompt and output; a view."""
@@ -158,7 +154,7 @@ class Row:
             self.num_promised -= 1
             return False
         place = self.num_tokens
-        is_guessed = self._num_guesses > 0 and self._tokens.span(place, place + 1)[0] == token_id
+        is_guessed = self._num_guesses > 0 and self._tokens.at(place) == token_id
         self._num_guesses = self._num_guesses - 1 if is_guessed else 0
         self._tokens.add(token_id)
         self.num_tokens += 1
@@ -184,7 +180,8 @@ class Row:
     def settle(self) -> None:
         """The step is over: go back behind guesses that did not come true."""
         self._num_guesses = 0
-        if self.num_computed > (end := self._end()):
+        end = self.num_tokens - (self.pool is None)  # the last is computed when the next is drawn
+        if self.num_computed > end:
             self.num_computed = end
         self.logits_from = 0 if self.tells_prompt else end
 

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class SafetensorsFile:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 size = status.st_size
-                header = _read_header(path, file.read(8), size, file)
+                header = _read_header(path, file, size)
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
@@ -101,8 +101,8 @@ class SafetensorsFile:
         return bytes(self._bytes[tensor.start : min(tensor.stop, tensor.start + num_bytes)])
 
 
-def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
-    if len(prefix) < 8:
+def _read_header(path: Path, file: IO[bytes], size: int) -> bytes:
+    if len(prefix := file.read(8)) < 8:
         raise ModelFolderError(f"{path}: {size} bytes are too few for a safetensors file")
     if prefix == b"version ":
         raise ModelFolderError(f"{path}: a pointer of Git LFS and no weights; run git lfs pull")
@@ -113,8 +113,7 @@ def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
         )
     if 8 + length > size:
         raise ModelFolderError(f"{path}: header of {length} bytes in a file of {size}: truncated")
-    header: bytes = file.read(length)
-    return header
+    return file.read(length)
 
 
 def _parse(path: Path, header: bytes, size: int) -> dict[str, Tensor]:
