@@ -64,9 +64,9 @@ class RandomBackend(CudaBackend):
         num_bytes = (1 if is_int8 else 2) * num_padded * num_inputs
         scale = np.full(num_padded, 0.02 / 64, np.float32)
         linear = CudaLinear(
-            weight=pattern(self._gpu, num_bytes).view(np.int8 if is_int8 else np.uint16),
-            scale=upload(self._gpu, scale) if is_int8 else None,
-            bias=upload(self._gpu, np.zeros(num_padded, np.float32)) if biases else None,
+            weight=pattern(self.gpu, num_bytes).view(np.int8 if is_int8 else np.uint16),
+            scale=upload(self.gpu, scale) if is_int8 else None,
+            bias=upload(self.gpu, np.zeros(num_padded, np.float32)) if biases else None,
             num_inputs=num_inputs,
             num_outputs=num_outputs,
             num_padded=num_padded,

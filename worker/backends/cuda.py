@@ -20,12 +20,7 @@ from worker.backends.cuda_linears import CudaLinears, Pending
 from worker.backends.cuda_loading import Loading
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_step import CudaStep, make_step
-from worker.backends.cuda_weights import (
-    STORAGE,
-    CudaLinear,
-    from_storage,
-    upload,
-)
+from worker.backends.cuda_weights import STORAGE, CudaLinear, from_storage, upload
 from worker.backends.gpu import Array, Gpu, Scratch
 from worker.batch import Batch, Workspace
 from worker.errors import KernelError
@@ -100,7 +95,7 @@ class CudaBackend:
         if num_heads // num_kv_heads > 16:
             raise KernelError(f"{num_heads} heads over {num_kv_heads} are more than 16 a key head")
         self.scratch = Scratch(gpu)
-        self._gpu = gpu
+        self.gpu = gpu
         self.dtype = dtype
         self._storage = STORAGE[dtype]
         self._sizes = sizes
@@ -120,24 +115,21 @@ class CudaBackend:
     @property
     def fingerprint(self) -> str:
         weights = f"{self.dtype} int8" if self._is_int8 else self.dtype
-        return f"cuda {self._gpu.name} {weights} split={SPLIT}"
+        return f"cuda {self.gpu.name} {weights} split={SPLIT}"
 
     def sampler(self, vocab_size: int) -> CudaSampler:
         """Return what draws from the logits of a pass, on the device where it can."""
         from worker.backends.cuda_sampler import CudaSampler  # brings the host sampler along
 
-        sampler = CudaSampler(self._gpu, self.scratch, vocab_size, self._drawn)
+        sampler = CudaSampler(self.gpu, self.scratch, vocab_size, self._drawn)
         self.graph_bytes += sampler.num_bytes
         return sampler
 
     def begin(self, batch: Batch) -> CudaStep:
         """Upload a batch, and first whatever weights are not there yet."""
         self.loading.finish()
-        return make_step(self.scratch, batch, self._group)
-
-    @property
-    def gpu(self) -> Gpu:
-        return self._gpu
+        num_heads, num_kv_heads, _ = self._sizes
+        return make_step(self.scratch, batch, num_heads // num_kv_heads)
 
     def graph_bytes_per_block(self, block_size: int) -> int:
         """Return by how much the buffers of the graphs grow with every block of a cache."""
@@ -149,11 +141,7 @@ class CudaBackend:
     ) -> CudaKvCache:
         """Allocate `num_blocks`, the spare block that padded rows write to, and what blocks pass
         through on their way to and from the host, `num_staged` at a time."""
-        return CudaKvCache(self._gpu, config, num_blocks, block_size, self.dtype, num_staged)
-
-    @property
-    def _group(self) -> int:
-        return self._sizes[0] // self._sizes[1]
+        return CudaKvCache(self.gpu, config, num_blocks, block_size, self.dtype, num_staged)
 
     def bind(
         self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
@@ -173,19 +161,19 @@ class CudaBackend:
             return logits, states, type(outs)
 
         graphs = DecodeGraphs(
-            self._gpu, launch, num_blocks, block_size, -(-self._longest // block_size)
+            self.gpu, launch, num_blocks, block_size, -(-self._longest // block_size)
         )
         graphs.reserve()
         self.graph_bytes = graphs.num_bytes
 
         def forward(batch: Batch) -> Out:
             is_watched = model.ops is not self  # whoever looks on wants each result as it arises
-            begun = self._gpu.mark()
+            begun = self.gpu.mark()
             outs = None if is_watched else graphs.run(batch)
             logits, states, kind = outs or launch(self.scratch, self.begin(batch))
             rows = range(len(batch.logit_rows))
             bucket = len(logits) if outs else 0
-            on_device = CudaLogits(self._gpu, logits, rows, self._vocab_size, begun, bucket)
+            on_device = CudaLogits(self.gpu, logits, rows, self._vocab_size, begun, bucket)
             read = self._read_states(states) if len(states) else np.zeros(states.shape, f32)
             return kind(on_device, read)  # type: ignore[no-any-return]
 
@@ -196,14 +184,14 @@ class CudaBackend:
         return self._linears.run(self.scratch, pending, "logits", "f32", "plain")
 
     def _read_states(self, states: Array) -> Floats:
-        return from_storage(self._gpu.read(states), self.dtype)
+        return from_storage(self.gpu.read(states), self.dtype)
 
     # ── weights ──────────────────────────────────────────────────────────────────────────────
 
     def pack_vector(self, weight: Floats) -> Array:
         """A norm weight stays float32; a table becomes a linear, which the embedding reads too."""
         if weight.ndim == 1:
-            vector = upload(self._gpu, to_float32(weight))
+            vector = upload(self.gpu, to_float32(weight))
             self.weight_bytes += vector.nbytes
             return vector
         return self._pack([weight], [], self._is_int8 and self._is_tied)
@@ -223,7 +211,7 @@ class CudaBackend:
 
     def pack_rotary(self, inverse_frequencies: Sequence[float], attention_factor: float) -> Rotary:
         packed = pack_rotary(inverse_frequencies, attention_factor)
-        return packed._replace(frequencies=upload(self._gpu, packed.frequencies))
+        return packed._replace(frequencies=upload(self.gpu, packed.frequencies))
 
     # ── operators ────────────────────────────────────────────────────────────────────────────
 
@@ -232,7 +220,7 @@ class CudaBackend:
         form = "embedding" if self.dtype == "f32" else "embedding_packed"
         kind = self.dtype if table.scale is None else "int8"
         arguments = (out, table.weight, table.scale, token_ids, self._drawn, i32(table.num_inputs))
-        self._gpu.launch(f"{form}_{kind}", (len(token_ids),), 128, arguments)
+        self.gpu.launch(f"{form}_{kind}", (len(token_ids),), 128, arguments)
         return out
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
@@ -256,7 +244,7 @@ class CudaBackend:
         out = self.scratch.take(name, (count, width), self._storage)
         if count:
             arguments = (out, residual, x, weight, rows, i32(width), f32(eps))
-            self._gpu.launch(f"add_rms_norm_{self.dtype}", (count,), 256, arguments)
+            self.gpu.launch(f"add_rms_norm_{self.dtype}", (count,), 256, arguments)
         return out
 
     def linear(self, x: Array, linear: CudaLinear) -> Pending:
@@ -278,7 +266,7 @@ class CudaBackend:
         arguments = (q, cache.keys, cache.values, projected, self._turns(step, rotary), step.cells,
                      normed.q_weight, normed.k_weight, heads)  # fmt: skip
         grid = (step.num_tokens, -(-(num_heads + 2 * num_kv_heads) // 4))
-        self._gpu.launch(f"rope_{self.dtype}_{head_dim}", grid, 128, arguments)
+        self.gpu.launch(f"rope_{self.dtype}_{head_dim}", grid, 128, arguments)
         return q
 
     def _turns(self, step: CudaStep, rotary: Rotary) -> Array:
@@ -288,7 +276,7 @@ class CudaBackend:
             step.turns.append(turns)
             arguments = (turns, step.positions, rotary.frequencies, f32(rotary.attention_factor),
                          i32(step.num_tokens), i32(half))  # fmt: skip
-            self._gpu.launch("rope_table", (-(-step.num_tokens * half // 128),), 128, arguments)
+            self.gpu.launch("rope_table", (-(-step.num_tokens * half // 128),), 128, arguments)
         return step.turns[0]
 
     def paged_attention(
@@ -309,18 +297,18 @@ class CudaBackend:
         pass
 
     def stored_keys(self, step: CudaStep, cache: LayerPages) -> Floats:
-        cells, block_size = self._gpu.read(step.cells), cache.keys.shape[2]
-        keys = self._gpu.read(cache.keys)[cells // block_size, :, cells % block_size]
+        cells, block_size = self.gpu.read(step.cells), cache.keys.shape[2]
+        keys = self.gpu.read(cache.keys)[cells // block_size, :, cells % block_size]
         return from_storage(keys, self.dtype)
 
     def to_host(self, tensor: Any) -> Floats:
         """Launch what is pending, wait, and copy; for whoever looks on."""
         if isinstance(tensor, Normed):
-            weights = (self._gpu.read(tensor.q_weight), self._gpu.read(tensor.k_weight))
+            weights = (self.gpu.read(tensor.q_weight), self.gpu.read(tensor.k_weight))
             qkv = self.to_host(tensor.qkv)
             return head_norm_reference(qkv, *weights, self._sizes[0], tensor.eps)
         if not isinstance(tensor, Pending):
-            values = self._gpu.read(tensor)
+            values = self.gpu.read(tensor)
             return from_storage(values, self.dtype if values.dtype == np.uint16 else "f32")
         return self._linears.watched(self.scratch, tensor)
 
@@ -328,6 +316,6 @@ class CudaBackend:
         num_heads, num_kv_heads, head_dim = self._sizes
         shift = cache.keys.shape[2].bit_length() - 1
         heads = np.array((num_heads, num_kv_heads, shift, 0.0), HEADS)
-        place = upload(self._gpu, cells)
+        place = upload(self.gpu, cells)
         arguments = (cache.keys, place, rotary.frequencies, i32(delta), heads)
-        self._gpu.launch(f"rope_shift_{self.dtype}_{head_dim}", (len(cells),), 32, arguments)
+        self.gpu.launch(f"rope_shift_{self.dtype}_{head_dim}", (len(cells),), 32, arguments)
