@@ -13,15 +13,13 @@ _ROOM = 4
 """Of a context at least so many tokens are not kept, as in llama.cpp: else nothing could go."""
 
 
-def num_kept(sequence: Sequence) -> int:
-    """Return how many first tokens stay: what was asked, at most the prompt and what fits."""
-    asked = sequence.request.limits.n_keep or 0
-    return max(min(asked, sequence.num_prompt, sequence.max_context - _ROOM), 0)
-
-
 def middle(sequence: Sequence) -> range:
-    """Return the positions of a full sequence that are to go."""
-    keep = num_kept(sequence)
+    """Return the positions of a full sequence that are to go.
+
+    Before them stays what was asked, at most the prompt and what fits.
+    """
+    asked = sequence.request.limits.n_keep or 0
+    keep = max(min(asked, sequence.num_prompt, sequence.max_context - _ROOM), 0)
     return range(keep, keep + max((len(sequence.tokens) - keep) // 2, 1))
 
 

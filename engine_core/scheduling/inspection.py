@@ -82,16 +82,13 @@ class CacheStatistics(msgspec.Struct, frozen=True):
 
 
 class Inspection:
-    """Reads one scheduler's books; `layout` is their name of the KV layout."""
+    """Reads one scheduler's books."""
 
-    def __init__(
-        self, roster: Roster, planner: Planner, facts: Facts, bounds: Bounds, layout: str
-    ) -> None:
+    def __init__(self, roster: Roster, planner: Planner, facts: Facts, bounds: Bounds) -> None:
         self._roster = roster
         self._bounds = bounds
         self._planner = planner
         self._facts = facts
-        self._layout = layout
 
     def request(self, request_id: str, tenant: str, now: float) -> list[ChoiceState]:
         """Return the live choices of that tenant's requests of that id."""
@@ -127,7 +124,7 @@ class Inspection:
             request = admit(add, self._facts, own, now)
             if must_fit:
                 check_fit(request, self._facts)
-            check_queue(roster, self._bounds, request.limits.tenant, request.limits.n)
+            check_queue(roster, self._bounds, request.limits)
             row = Sequence(0, request, 0, room(self._facts, own))
         except Refused as refused:
             why = refused.problem
@@ -157,7 +154,7 @@ class Inspection:
         free, cached = layout.num_free, layout.num_idle
         total = layout.num_blocks
         return CacheStatistics(
-            layout=self._layout,
+            layout=self._facts.layout,
             block_size=layout.block_size,
             blocks=BlockStates(total, free, cached, total - free - cached),
             hits=tally.num_found,

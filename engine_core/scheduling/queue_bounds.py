@@ -8,10 +8,12 @@ from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import Problem, Refused
 from engine_core.scheduling.roster import Roster
 from protos.limits import fair_part
+from protos.worker import Limits
 
 
-def check_queue(roster: Roster, bounds: Bounds, tenant: str, count: int) -> None:
-    """Raise Refused when the queue has no place for `count` more of `tenant`."""
+def check_queue(roster: Roster, bounds: Bounds, limits: Limits) -> None:
+    """Raise Refused when the queue has no place for the choices of one more request."""
+    tenant, count = limits.tenant, limits.n
     total, most = len(roster.waiting) + len(roster.held), bounds.max_waiting
     own = bounds.of(tenant).waiting
     if total + count <= most and not own:

@@ -70,7 +70,7 @@ class Scheduler:
         self._planner = Planner(self._roster, bounds, propose, fetching)
         self._compiling = Compiling(self._roster, self._errands)
         self._entering = Entering(self._roster)
-        self.inspection = Inspection(self._roster, self._planner, self._facts, bounds, layout)
+        self.inspection = Inspection(self._roster, self._planner, self._facts, bounds)
         self._in_flight: deque[Flight] = deque()
         self._next_seq_id = 1
         self._next_step_id = 1
@@ -89,7 +89,7 @@ class Scheduler:
             own = self._bounds.of(add.limits.tenant)
             request = admit(add, self._facts, own, now)
             if not request.attempt:  # what was let in before its replica was lost is in
-                check_queue(self._roster, self._bounds, request.limits.tenant, request.limits.n)
+                check_queue(self._roster, self._bounds, request.limits)
         except Refused as refused:
             self.refuse(add, refused.problem)
             return
