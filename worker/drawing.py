@@ -163,15 +163,13 @@ class Drawing:
 
     def pool(self, work: Sequence[Work], states: Floats) -> None:
         """Enter float32 states [S, H]: the last `num_states` positions of each of `work`."""
-        if not len(states):
-            work = [item for item in work if item.row.pool is not None]
         stop = 0
         for item in work:
-            start, stop = stop, stop + item.num_states
-            if item.row.pool is None:
+            if (pool := item.row.pool) is None:
                 continue
+            start, stop = stop, stop + item.num_states
             try:
-                bulk = item.row.pool.take(item.num_tokens, states[start:stop])
+                bulk = pool.take(item.num_tokens, states[start:stop])
             except RowError as error:
                 fault = wire.SequenceFault(item.row.seq_id, str(error), error.code)
                 self._faults.append((item.row, fault))
@@ -207,7 +205,13 @@ class Drawing:
         ]
         return [*drawn, *self._faults]
 
-    def result(self, step_id: int, faults: Sequence[wire.SequenceFault]) -> wire.StepResult:
+    def result(
+        self,
+        step_id: int,
+        faults: Sequence[wire.SequenceFault],
+        forward_s: float,
+        sample_s: float,
+    ) -> wire.StepResult:
         """Return the message; `faults` are those of rows that never drew."""
         good = [one for one in self.outcomes.values() if one.token_ids]
         return wire.StepResult(
@@ -218,4 +222,6 @@ class Drawing:
             logprobs=tuple([row for one in good for row in one.logprobs]),
             faults=(*faults, *[fault for _, fault in self.failed()]),
             bulks=(*self._bulks, *[bulk for one in good for bulk in one.bulks]),
+            forward_s=forward_s,
+            sample_s=sample_s,
         )

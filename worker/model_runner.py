@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec.structs import replace as changed
 
 from protos import worker as wire
 from worker.backends.base import LayerCache, Step
@@ -61,20 +59,6 @@ class Device(Protocol):
     def sampler(self, vocab_size: int) -> Draws:
         """Return what draws tokens from the logits of its passes."""
         ...
-
-
-@dataclass(slots=True)
-class _Admitted:
-    """The work of one plan, and the rows that cannot take part."""
-
-    work: list[Work] = field(default_factory=list)
-    faults: list[wire.SequenceFault] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Times:
-    forward_s: float = 0.0
-    sample_s: float = 0.0
 
 
 class ModelRunner:
@@ -140,15 +124,15 @@ class ModelRunner:
         for shift in plan.shifts:
             cells = np.frombuffer(shift.cells, "<u4").astype(np.int32)
             self._model.shift(self._cache.layers, cells, shift.delta)
-        admitted = self._admit(plan)
-        is_later = self._draws_later(admitted.work)
+        work, faults = self._admit(plan)
+        is_later = self._draws_later(work)
         if not is_later:
             land_earlier()
-            admitted.work = [item for item in admitted.work if not item.row.has_failed]
-            is_later = self._draws_later(admitted.work)
+            work = [item for item in work if not item.row.has_failed]
+            is_later = self._draws_later(work)
         drawing = Drawing(self._sampler, is_later)
-        times = self._compute(admitted.work, drawing)
-        result = partial(self._land, plan.step_id, admitted.faults, drawing, times)
+        times = self._compute(work, drawing)
+        result = partial(self._land, plan.step_id, faults, drawing, times)
         return Flight(plan.step_id, drawing.wait, result)
 
     def _draws_later(self, work: Sequence[Work]) -> bool:
@@ -158,9 +142,12 @@ class ModelRunner:
                 return False
         return self._sampler.draws_later([item.row for item in work if item.num_logits])
 
-    def _compute(self, work: Sequence[Work], drawing: Drawing) -> _Times:
-        """Launch the passes, and advance the rows as if they were done."""
-        times, clock = _Times(), time.perf_counter
+    def _compute(self, work: Sequence[Work], drawing: Drawing) -> tuple[float, float]:
+        """Launch the passes, and advance the rows as if they were done.
+
+        Returns seconds of passes and of draws, on the host's clock.
+        """
+        forward_s, sample_s, clock = 0.0, 0.0, time.perf_counter
         for some in ubatches(work, self._inputs.limits):
             begin = clock()
             drawing.expect(some)
@@ -170,39 +157,39 @@ class ModelRunner:
             drawing.pool(some, outputs.states)
             for item in some:
                 item.row.num_computed += item.num_tokens
-            times.forward_s += middle - begin
-            times.sample_s += clock() - middle
+            forward_s += middle - begin
+            sample_s += clock() - middle
         for item in work:
             item.row.settle()
-        return times
+        return forward_s, sample_s
 
     def _land(
         self,
         step_id: int,
         faults: Sequence[wire.SequenceFault],
         drawing: Drawing,
-        times: _Times,
+        times: tuple[float, float],
     ) -> wire.StepResult:
         if drawing.wait is not None:  # a device's clock, not the host's
-            times = _Times(*drawing.land())
+            times = drawing.land()
         for row, _ in drawing.failed():
             self._rows.fail(row)
-        result = drawing.result(step_id, faults)
-        return changed(result, forward_s=times.forward_s, sample_s=times.sample_s)
+        return drawing.result(step_id, faults, *times)
 
-    def _admit(self, plan: wire.ExecutePlan) -> _Admitted:
-        admitted = _Admitted()
+    def _admit(self, plan: wire.ExecutePlan) -> tuple[list[Work], list[wire.SequenceFault]]:
+        """Return the work of a plan, and the faults of rows that cannot take part."""
+        work, faults = list[Work](), list[wire.SequenceFault]()
         entries: tuple[Entry, ...] = (*plan.starts, *plan.steps)
         for entry in entries:
             try:
                 row = self._find(entry)
                 if row is not None:
                     row.check(entry.num_tokens, self._room)
-                    admitted.work.append(Work(row, entry.num_tokens))
+                    work.append(Work(row, entry.num_tokens))
             except RowError as error:
-                admitted.faults.append(wire.SequenceFault(entry.seq_id, str(error), error.code))
+                faults.append(wire.SequenceFault(entry.seq_id, str(error), error.code))
                 self._rows.refuse(entry.seq_id)
-        return admitted
+        return work, faults
 
     def _find(self, entry: Entry) -> Row | None:
         if isinstance(entry, wire.SequenceStart):
