@@ -7,7 +7,7 @@ they part. Knows hooks and runners, and neither backends nor files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from protos import common_pb2
 from protos import worker as wire
 from worker.build import LoadedModel
 from worker.kernels.checks import Floats
+from worker.noise import Doubles
 
 Noted = dict[tuple[str, int], Floats]
 """By name and layer, in the order of the forward pass; [tokens, width]."""
-Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Difference(NamedTuple):

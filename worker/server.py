@@ -37,7 +37,7 @@ PAUSE_S = 0.3
 
 WAITING = "waiting for a lease of the engine"
 
-ERRANDS = wire.CompileGrammar | wire.StoreBlocks | wire.LoadBlocks | wire.DropKeys
+ERRANDS = wire.Errand | wire.DropKeys
 M = TypeVar("M")
 
 

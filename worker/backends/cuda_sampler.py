@@ -109,15 +109,12 @@ class CudaSampler:
 
     def launch(self, logits: CudaLogits, rows: Sequence[Row]) -> Launched:
         """Begin to draw one token per row; those that the host draws are waited for."""
-        recipes = [self._recipe(row) for row in rows]
-        if None not in recipes:
-            return self._begin(logits, rows, [recipe for recipe in recipes if recipe])
-        here = [i for i, recipe in enumerate(recipes) if recipe]
-        some: list[Drawn] = []
-        if here:
-            mine = [rows[i] for i in here]
-            theirs = [recipe for recipe in recipes if recipe]
-            some = self._begin(logits[here], mine, theirs).drawn()
+        found = [self._recipe(row) for row in rows]
+        here = [i for i, recipe in enumerate(found) if recipe]
+        recipes = [recipe for recipe in found if recipe]
+        if len(here) == len(rows):
+            return self._begin(logits, rows, recipes)
+        some = self._begin(logits[here], [rows[i] for i in here], recipes).drawn() if here else []
         drawn = dict(zip(here, some, strict=True))
         for i, row in enumerate(rows):
             if i not in drawn:
