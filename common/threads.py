@@ -17,18 +17,18 @@ class TooFewThreads(OSError):
     """The system lets this process start fewer threads than it needs."""
 
 
-def check(needed: int = NEEDED) -> None:
-    """Start `needed` threads at once and end them again; raise TooFewThreads."""
+def check() -> None:
+    """Start NEEDED threads at once and end them again; raise TooFewThreads."""
     over = threading.Event()
     begun: list[threading.Thread] = []
     try:
-        while len(begun) < needed:
+        while len(begun) < NEEDED:
             thread = threading.Thread(target=over.wait, daemon=True)
             thread.start()
             begun.append(thread)
     except RuntimeError as error:
         raise TooFewThreads(
-            f"only {len(begun)} of {needed} threads can be started: raise the limit on processes "
+            f"only {len(begun)} of {NEEDED} threads can be started: raise the limit on processes "
             "(`ulimit -u`, TasksMax of systemd, --pids-limit of Docker) or memory (`ulimit -v`)"
         ) from error
     finally:
