@@ -114,8 +114,5 @@ class PacedModel:
     def written_file(self) -> Path | None:
         return None
 
-    def prepare_grammar(self, sampling: bytes) -> str:
-        return ""
-
     def runner(self, num_blocks: int = 0) -> PacedRunner:
         return self._runner

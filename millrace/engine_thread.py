@@ -186,7 +186,7 @@ class EngineThread:
         bridge = Bridge(asyncio.get_running_loop(), ready, self._deliver)
         runner = self._loaded.runner(facts.max_blocks)
         warm_up(runner)
-        worker = InlineWorker(runner, self._loaded.prepare_grammar)
+        worker = InlineWorker(runner, self._loaded.grammars.prepare)
         engine = EngineLoop(scheduler, worker, bridge, time.monotonic)
         bridge.note(engine.state(time.monotonic()))
 

@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, model: LoadedModel, num_blocks: int = 12) -> None:
         facts = model.facts(10**6)
         self.runner = model.runner(num_blocks)
-        self.worker = InlineWorker(self.runner, model.prepare_grammar)
+        self.worker = InlineWorker(self.runner, model.grammars.prepare)
         self.scheduler = Scheduler(
             num_blocks=num_blocks, block_size=facts.block_size, vocab_size=facts.vocab_size,
             max_model_len=256, bounds=Bounds(4, 64, 8, host_blocks=facts.host_blocks),

@@ -36,7 +36,7 @@ from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import DeviceMemory, NoRoom, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models import ARCHITECTURES
-from worker.models.config import ModelConfig, read_config
+from worker.models.config import DTYPES, ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
 from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
@@ -53,7 +53,6 @@ MAX_GUESSES = 64
 """Positions behind the model's last that a step with guesses may touch."""
 Choice = CpuChoice | CudaBackend
 DEVICES = ("cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class _Stores(NamedTuple):
@@ -169,10 +168,6 @@ class LoadedModel:
         """Return a file that steps read and that was written to since it was loaded."""
         return next((stamp.path for stamp in self.stamps if stamp.was_written()), None)
 
-    def prepare_grammar(self, sampling: bytes) -> str:
-        """Compile the grammar of serialized SamplingParams; return what is wrong with it, or ""."""
-        return self.grammars.prepare(sampling)
-
     def _workspace_bytes(self, limits: PassLimits) -> int:
         """Return what the compiled kernels work in: known from a forward over a cache of a page."""
         if not isinstance(self.backend, CpuBackend):
@@ -261,8 +256,8 @@ def load_model(
     """
     if device not in DEVICES:
         raise ValueError(f"device is {device!r}, allowed: {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        raise ValueError(f"dtype is {dtype!r}, allowed: auto, {', '.join(DTYPES)}")
     if not 0 <= num_threads <= MAX_THREADS:
         raise ValueError(f"threads is {num_threads}, allowed: 0 (one a core) to {MAX_THREADS}")
     if kv_layout not in BLOCK_SIZES:

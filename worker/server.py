@@ -125,7 +125,7 @@ class WorkerServer:
             errands = Errands(
                 lease.rank,
                 runner.host_tier,
-                self._loaded.prepare_grammar,
+                self._loaded.grammars.prepare,
                 lambda done: self._inbox.put(Answer(scheduler, done)),
             )
             flights = Flights(

@@ -151,13 +151,13 @@ def _windows(fields: Fields, architecture: str) -> tuple[int, ...]:
 
 def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
     """Return the first layer that slides; `num_layers` when none does."""
+    is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
     if architecture in ALWAYS_SLIDING:
-        is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
         return num_layers if is_null else 0
     asked = fields.flag("use_sliding_window")
     if asked and architecture in UNIFORM:
         raise fields.error("use_sliding_window", True, "false")
-    if not asked or (fields.has("sliding_window") and fields.get("sliding_window") is None):
+    if not asked or is_null:
         return num_layers
     if fields.get("max_window_layers") == 0:
         return 0
