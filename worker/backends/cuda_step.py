@@ -32,7 +32,7 @@ class Tiles(NamedTuple):
 
 
 class CudaStep(NamedTuple):
-    """One batch on the device, ready for every layer."""
+    """One batch on the device, ready for every layer; arrays as in `Batch`."""
 
     token_ids: Array
     positions: Array
@@ -53,6 +53,8 @@ class CudaStep(NamedTuple):
 
 
 class HostTiles(NamedTuple):
+    """`Tiles` on their way to the device."""
+
     tiles: Ints
     offsets: Ints
     num_parts: int

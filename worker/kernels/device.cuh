@@ -155,7 +155,7 @@ __device__ __forceinline__ uint4 load_stream(const uint4* p) {
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 #endif
 
-// 16 bytes to shared memory, behind the back; zeros when not `valid`. `source` is read in any case on no path.
+// 16 bytes to shared memory, behind the back; zeros when not `valid`, and then `source` is not read.
 __device__ __forceinline__ void copy_async_16(void* target, const void* source, bool valid) {
 #ifndef CUDA_EMULATOR
   int bytes = valid ? 16 : 0;
