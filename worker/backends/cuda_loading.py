@@ -27,7 +27,7 @@ from worker.backends.cuda_weights import (
 )
 from worker.backends.gpu import Array, Gpu
 from worker.errors import KernelError
-from worker.kernels.checks import Stored, to_float32
+from worker.kernels.checks import Stored, joined, to_float32
 
 STRIP_BYTES = 16 << 20
 """Of float32, as large as any step of packing makes of it."""
@@ -127,19 +127,13 @@ class Loading:
 def _rows(plan: Plan, start: int, stop: int) -> Stored:
     """Copy the rows that become outputs `start` to `stop`; those of a gate before the others."""
     if plan.is_gated:
-        return _joined([weight[start // 2 : stop // 2] for weight in plan.weights])
+        return joined([weight[start // 2 : stop // 2] for weight in plan.weights])
     parts, first = [], 0
     for weight in plan.weights:
         part = weight[max(0, start - first) : max(0, stop - first)]
         parts.append(part)
         first += len(weight)
-    return _joined([part for part in parts if len(part)])
-
-
-def _joined(parts: list[Stored]) -> Stored:
-    """Copy rows below each other; as float32 where files hold them in several types."""
-    is_mixed = len({part.dtype for part in parts}) > 1
-    return np.concatenate([to_float32(part) for part in parts] if is_mixed else parts)
+    return joined([part for part in parts if len(part)])
 
 
 def _packed(rows: Stored, plan: Plan) -> tuple[Stored, Stored | None]:

@@ -3,6 +3,7 @@ stored values become float32. NumPy is enough for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,9 @@ def to_float32(array: Stored) -> Floats:
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(array, np.float32)
+
+
+def joined(parts: Sequence[Stored]) -> Stored:
+    """Copy rows below each other; of several dtypes as float32, for NumPy knows no bfloat16."""
+    is_mixed = len({part.dtype for part in parts}) > 1
+    return np.concatenate([to_float32(part) for part in parts] if is_mixed else parts)

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from worker.errors import KernelError, NotFinite
-from worker.kernels.checks import F32, Bytes, Floats, Stored, to_float32
+from worker.kernels.checks import F32, Bytes, Floats, Stored, joined, to_float32
 from worker.kernels.library import Level, Library
 
 PANEL = 16
@@ -182,13 +182,6 @@ def _check_scales(scales: Bytes, shape: Shape) -> None:
     stored = np.float32 if shape.format is Format.INT8 else np.uint16
     if not np.isfinite(to_float32(scales.view(stored))).all():
         raise NotFinite
-
-
-def joined(weights: Sequence[Stored]) -> Stored:
-    """Stack weights; those of several dtypes as float32, for bfloat16 is no number to NumPy."""
-    if len({weight.dtype for weight in weights}) > 1:
-        weights = [to_float32(weight) for weight in weights]
-    return np.concatenate(weights)
 
 
 def pack_bias(biases: Sequence[Stored], shape: Shape) -> Floats | None:
