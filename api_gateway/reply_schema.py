@@ -146,6 +146,7 @@ class ResponseReply(msgspec.Struct):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     background: Literal[False]
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
@@ -159,6 +160,8 @@ class ResponseReply(msgspec.Struct):
     reasoning: dict[str, Any]
     store: Literal[False]
     temperature: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]

@@ -292,7 +292,7 @@ class SessionOpened(_message.Message):
     def __init__(self, session: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("id", "created_s", "max_model_len", "aliases", "tool_format", "reasoning_format", "tag_tokens")
+    __slots__ = ("id", "created_s", "max_model_len", "aliases", "tool_format", "reasoning_format", "tag_tokens", "sampling")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +300,7 @@ class ModelInfo(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     REASONING_FORMAT_FIELD_NUMBER: _ClassVar[int]
     TAG_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     id: str
     created_s: int
     max_model_len: int
@@ -307,7 +308,8 @@ class ModelInfo(_message.Message):
     tool_format: str
     reasoning_format: str
     tag_tokens: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., created_s: _Optional[int] = ..., max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning_format: _Optional[str] = ..., tag_tokens: _Optional[_Iterable[str]] = ...) -> None: ...
+    sampling: SamplingParams
+    def __init__(self, id: _Optional[str] = ..., created_s: _Optional[int] = ..., max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., tool_format: _Optional[str] = ..., reasoning_format: _Optional[str] = ..., tag_tokens: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("engine", "ready", "reasons", "num_waiting", "num_running", "kv_usage", "num_blocks", "block_size", "max_model_len", "vocab_size", "fingerprint", "num_replicas", "model_hash")

@@ -60,13 +60,17 @@ class Completion:
                 code="model_not_found",
             )
 
+    def defaults(self) -> SamplingParams:
+        """Return what is drawn by where a request says nothing."""
+        found = SamplingParams()
+        for name, neutral in NEUTRAL.items():
+            setattr(found, name, self.sampling_defaults.get(name, neutral))
+        return found
+
     def sampling(self, given: SamplingParams) -> bytes:
         """Return the complete SamplingParams, serialized."""
-        complete = SamplingParams()
-        complete.CopyFrom(given)
-        for name, neutral in NEUTRAL.items():
-            if not given.HasField(name):
-                setattr(complete, name, self.sampling_defaults.get(name, neutral))
+        complete = self.defaults()
+        complete.MergeFrom(given)
         if given.HasField("grammar"):
             complete.grammar.end_token_ids = pack(sorted(self.eos_token_ids))
         return complete.SerializeToString(deterministic=True)

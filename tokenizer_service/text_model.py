@@ -79,6 +79,7 @@ class TextModel:
             tool_format=tool_format(self.folder.templates),
             reasoning_format=self.reasoning_format,
             tag_tokens=self._tag_tokens(),
+            sampling=self.completion.defaults(),
         )
 
     def about(self) -> dict[str, str | None]:

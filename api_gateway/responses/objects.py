@@ -25,9 +25,9 @@ class Head:
         }
 
     def response(self, status: str, output: Sequence[Shown], **more: Any) -> Shown:
-        """Return the whole; `more` are error, incomplete_details, usage and timings."""
-        told = {"error": None, "incomplete_details": None, "usage": None, **more}
-        return {**self._fields, "status": status, "output": list(output), **told}
+        """Return the whole; `more` are what only the end knows."""
+        told = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._fields, "status": status, "output": list(output), **told, **more}
 
     def item_id(self, kind: str, index: int) -> str:
         return f"{kind}_{self.request_id}_{index}"
@@ -37,7 +37,7 @@ def reasoning_item(item_id: str, text: str | None, status: str) -> Shown:
     """Return thoughts; None for the text leaves them to come."""
     parts = [] if text is None else [{"type": "reasoning_text", "text": text}]
     shown = {"id": item_id, "type": "reasoning", "summary": [], "content": parts}
-    return {**shown, "encrypted_content": None, "status": status}
+    return {**shown, "status": status}
 
 
 def message_item(item_id: str, part: Shown | None, status: str) -> Shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from api_gateway.answers import Answer
@@ -46,10 +47,13 @@ class Telling:
         was_cut = finish is not None and finish.reason == LENGTH
         status = INCOMPLETE if was_cut else COMPLETED
         told = self.output.end(status)
-        details = {"reason": "max_output_tokens"} if was_cut else None
-        more = {"usage": usage_object(usage_of(job)), "timings": meter.timings()}
-        items = self.output.blocks
-        return told, self.head.response(status, items, incomplete_details=details, **more)
+        usage, timings = usage_object(usage_of(job)), meter.timings()
+        more: Shown = {"usage": usage, "timings": timings}
+        if was_cut:
+            more["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            more["completed_at"] = int(time.time())
+        return told, self.head.response(status, self.output.blocks, **more)
 
 
 class WholeResponse(OnePiece):

@@ -22,6 +22,7 @@ from api_gateway.schema import (
 from api_gateway.structure import RESPONSE
 from api_gateway.translate import Caller, Kind, Order, order_chat
 from api_gateway.validation import check_chat
+from protos.common_pb2 import SamplingParams
 
 SAME = (
     "model", "priority", "cache_salt", "request_id", "timeout_ms", "user", "metadata",
@@ -32,6 +33,8 @@ SAME = (
     "thinking_token_budget", "include_stop_str_in_output", "skip_special_tokens", "logit_bias",
 )  # fmt: skip
 """Fields that chat requests have too."""
+USED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""How an answer is drawn, as far as a response tells it."""
 OWN_NAMES = (
     ("response_format.json_schema", "text.format"),
     (RESPONSE, "text.format"),
@@ -73,7 +76,7 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
         kind=Kind.RESPONSE,
         grammar_field=field,
         length_field="max_output_tokens",
-        asked=asked_of(body, tools),
+        asked=asked_of(body, tools) | used_of(order.requests[0].sampling, caller.info.sampling),
         namespaces=tools.namespaces,
     )
 
@@ -117,12 +120,21 @@ def asked_of(body: ResponseRequest, tools: Offered) -> dict[str, Any]:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": body.temperature,
         "text": {"format": shape, "verbosity": "medium"},
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "tools": tools.shown,
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def used_of(given: SamplingParams, defaults: SamplingParams) -> dict[str, float | None]:
+    """Return what the answer is drawn by, where a client may compare it with what it asked for.
+
+    It is null where a tokenizer of an older version does not tell what the model's folder says.
+    """
+    used = SamplingParams()
+    used.CopyFrom(defaults)
+    used.MergeFrom(given)
+    return {name: getattr(used, name) if used.HasField(name) else None for name in USED}

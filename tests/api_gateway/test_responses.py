@@ -61,7 +61,7 @@ async def both(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str
     whole = (await client.post(URL, json=body)).json()
     events = sent((await client.post(URL, json={**body, "stream": True})).text)
     told = events[-1]["response"]
-    for name in ("created_at", "timings", "id"):
+    for name in ("created_at", "completed_at", "timings", "id"):
         whole.pop(name), told.pop(name)
     assert re.sub(r"_[0-9a-f-]{20,}", "", json.dumps(told)) == re.sub(
         r"_[0-9a-f-]{20,}", "", json.dumps(whole)
@@ -86,6 +86,28 @@ async def test_a_response_whole(client: httpx.AsyncClient, fake: FakeTokenizer) 
         {"role": "user", "content": "hi"},
     ]
     assert request.limits.max_tokens == 50 and request.sampling.temperature == 0.5
+
+
+async def test_a_response_tells_what_its_answer_was_drawn_by(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def told(response: dict[str, Any]) -> list[Any]:
+        fields = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+        return [response[name] for name in fields]
+
+    first, *_, last = await both(client, ask(top_p=0.5, frequency_penalty=-1))
+    assert told(first["response"]) == told(last["response"]) == [0.7, 0.5, 0, -1]
+    assert told((await client.post(URL, json=ask(temperature=0))).json()) == [0, 0.8, 0, 0]
+
+
+async def test_when_a_response_was_complete(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    whole = (await client.post(URL, json=ask())).json()
+    assert whole["completed_at"] >= whole["created_at"]
+    events = sent((await client.post(URL, json=ask(stream=True))).text)
+    assert events[0]["response"]["completed_at"] is None
+    assert events[-1]["response"]["completed_at"] >= events[-1]["response"]["created_at"]
+    fake.script = saying(("cut", 0), reason=LENGTH)
+    assert (await client.post(URL, json=ask())).json()["completed_at"] is None
 
 
 async def test_a_response_streamed(client: httpx.AsyncClient) -> None:
@@ -159,6 +181,7 @@ async def test_thoughts_come_first(fake: FakeTokenizer) -> None:
         events = await both(client, ask(reasoning={"effort": "low", "summary": "auto"}))
     thoughts, answer = events[-1]["response"]["output"]
     assert thoughts["content"] == [{"type": "reasoning_text", "text": "hm so"}]
+    assert "encrypted_content" not in thoughts  # Open Responses wants a text there, or nothing
     assert answer["content"][0]["text"] == "Yes."
     (request,) = list(fake.streams[-1].requests_seen.values())[-1:]
     assert json.loads(request.chat.template_kwargs_json)["enable_thinking"] is True

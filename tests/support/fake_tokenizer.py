@@ -23,6 +23,7 @@ from protos.common_pb2 import (
     PromptProgress,
     Query,
     QueryAnswer,
+    SamplingParams,
     SessionOpened,
     Timings,
 )
@@ -189,6 +190,9 @@ class FakeTokenizer(TokenizerServicer):  # type: ignore[misc]
         self.info = ModelInfo(
             id=MODEL, created_s=1_700_000_000, max_model_len=4096, aliases=["alias"],
             tool_format="hermes", reasoning_format="think_tags",
+            sampling=SamplingParams(
+                temperature=0.7, top_p=0.8, presence_penalty=0, frequency_penalty=0
+            ),
         )  # fmt: skip
         self.is_ready = True
         self.port = 0

@@ -42,3 +42,15 @@ async def test_templates_get_the_operators_values_where_a_request_gives_none(
         asked.template_kwargs_json = kwargs
         assert (await model.prompts.chat(asked, NOBODY)).text == text
     await model.close()
+
+
+async def test_gateways_are_told_what_is_drawn_by_where_a_request_says_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    generation = {"temperature": 0.6, "top_k": -1, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    model = load_text_model(folder, "", TokenizerMetrics(CollectorRegistry()))
+    told = model.info(max_model_len=64).sampling
+    assert (told.temperature, told.top_p, told.top_k, told.repetition_penalty) == (0.6, 1, 0, 1.1)
+    await model.close()
