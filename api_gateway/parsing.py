@@ -41,10 +41,14 @@ LENGTH = ("max_tokens", "max_output_tokens")
 OTHER_NAMES = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
     "max_completion_tokens": LENGTH,
+    "add_special": ("add_special_tokens",),
+    "content": ("prompt",),
     **dict.fromkeys(("dynatemp_exponent", "dynatemp_range"), ("dynamic_temperature",)),
     "enable_thinking": ("chat_template_kwargs",),
     "json_schema": ("response_format",),
+    "min_new_tokens": ("min_tokens",),
     "n_cmpl": ("n",),
+    "random_seed": ("seed",),
     "reasoning": ("reasoning_effort",),
     "repeat_penalty": ("repetition_penalty",),
     "return_prompt_token_ids": ("return_token_ids",),
@@ -52,6 +56,7 @@ OTHER_NAMES = {
     "sampling_seed": ("seed",),
     "stop_sequences": ("stop",),
     **dict.fromkeys(("typ_p", "typical"), ("typical_p",)),
+    "with_pieces": ("return_token_strs",),
     **dict.fromkeys(
         ("reasoning_budget", "thinking_budget", "thinking_budget_tokens"),
         ("thinking_token_budget",),

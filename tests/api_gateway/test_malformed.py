@@ -22,6 +22,7 @@ from tests.support.fake_tokenizer import MODEL, FakeTokenizer
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
+TOKENIZE = "/tokenize"
 M = f'"model":"{MODEL}"'.encode()
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 
@@ -450,6 +451,12 @@ async def test_fields_that_ask_for_nothing_are_accepted(
         (CHAT, "repeat_penalty", "repetition_penalty"),
         (CHAT, "enable_thinking", "chat_template_kwargs"),
         (CHAT, "reasoning", "reasoning_effort"),
+        (CHAT, "min_new_tokens", "min_tokens"),
+        (CHAT, "random_seed", "seed"),
+        (CHAT, "content", None),
+        (TOKENIZE, "content", "prompt"),
+        (TOKENIZE, "add_special", "add_special_tokens"),
+        (TOKENIZE, "with_pieces", "return_token_strs"),
         (COMPLETIONS, "max_completion_tokens", "max_tokens"),
         (RESPONSES, "max_tokens", "max_output_tokens"),
         (EMBEDDINGS, "max_tokens", None),
