@@ -39,7 +39,13 @@ def sampling(body: Fields) -> SamplingParams:
 
 def seed_of(body: Fields) -> int:
     """Return the seed; each prompt without one draws one of its own."""
-    return secrets.randbits(64) if body.seed is None else body.seed % 2**64
+    seed = given_seed(body)
+    return secrets.randbits(64) if seed is None else seed % 2**64
+
+
+def given_seed(body: Fields) -> int | None:
+    """Return the seed that the request gives; -1 is vLLM's and llama.cpp's word for none."""
+    return None if body.seed == -1 else body.seed
 
 
 def xtc_of(fields: Fields) -> Xtc | None:

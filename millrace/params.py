@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from api_gateway.parsing import offences, read
+from api_gateway.sampling import given_seed
 from api_gateway.schema import CompletionRequest
 from api_gateway.structure import grammar_of
 from api_gateway.translate import Caller, text_request
@@ -54,7 +55,7 @@ class SamplingParams:
     """Small, as offline users expect; None means as long as the model allows."""
     min_tokens: int = 0
     seed: int | None = None
-    """The same seed gives the same answer; None takes the next seed of the LLM."""
+    """The same seed gives the same answer; None and -1 take the next seed of the LLM."""
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -111,7 +112,7 @@ class SamplingParams:
         body = self.body
         request = text_request(body, Caller(request_id, "", info), body.logprobs)
         request.limits.ClearField("cache_salt")  # as vectors: one prefix cache
-        if body.seed is None:
+        if given_seed(body) is None:
             request.sampling.seed = seed
         if (grammar := grammar_of(body, None)) is not None:
             request.text.grammar.CopyFrom(grammar)

@@ -97,7 +97,7 @@ async def test_every_request_leaves_one_line_without_its_text(
 
 async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     body: dict[str, Any] = chat(
-        request_id="r", n=2, seed=-1, top_k=-1, temperature=0, max_completion_tokens=9,
+        request_id="r", n=2, seed=-2, top_k=-1, temperature=0, max_completion_tokens=9,
         stop=["a", "b"], stop_token_ids=[3], include_stop_str_in_output=True, ignore_eos=True,
         skip_special_tokens=False, logit_bias={"7": 1.5}, priority=-2, timeout_ms=60_000,
         add_generation_prompt=False, chat_template_kwargs={"thinking": True}, logprobs=True,
@@ -120,7 +120,7 @@ async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeToke
     assert (limits.n, limits.max_tokens, limits.min_tokens, limits.logprobs) == (2, 9, 1, 3)
     assert (limits.priority, limits.tenant, len(limits.cache_salt)) == (-2, "default", 16)
     assert 0 < limits.deadline_ms <= 60_000
-    assert sampling.seed == 2**64 - 1 and sampling.top_k == 0 and sampling.temperature == 0
+    assert sampling.seed == 2**64 - 2 and sampling.top_k == 0 and sampling.temperature == 0
     assert sampling.HasField("temperature") and not sampling.HasField("top_p")
     assert [(b.token_id, b.bias) for b in sampling.logit_bias] == [(7, 1.5)]
     assert list(text.stop) == ["a", "b"] and list(text.stop_token_ids) == [3]
@@ -161,11 +161,12 @@ async def test_defaults_are_left_to_the_model(
     await client.post("/v1/completions", json=completion(max_tokens=None))
     await client.post("/v1/completions", json=completion(max_tokens=-1))
     await client.post("/v1/chat/completions", json=chat(max_tokens=-1, min_tokens=3))
-    seen = [fake.streams[0].requests_seen[slot] for slot in range(1, 7)]
+    await client.post("/v1/completions", json=completion(prompt=["a", "a"], seed=-1))
+    seen = [fake.streams[0].requests_seen[slot] for slot in range(1, 9)]
     bounded = [asked.limits.HasField("max_tokens") for asked in seen]
-    assert bounded == [False, True, True, False, False, False]
+    assert bounded == [False, True, True, False, False, False, True, True]
     assert seen[1].limits.max_tokens == 16  # OpenAI's default of this route
-    assert len({asked.sampling.seed for asked in seen}) == 6  # none draws another's numbers
+    assert len({asked.sampling.seed for asked in seen}) == 8  # none draws another's numbers
     assert not any(asked.sampling.HasField("temperature") for asked in seen)
 
 

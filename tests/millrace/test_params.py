@@ -127,6 +127,7 @@ def test_what_is_unset_is_left_to_the_model_folder() -> None:
     assert not sampling.HasField("temperature")
     assert not sampling.HasField("top_k")
     assert sampling.seed == 5
+    assert SamplingParams(seed=-1).request(INFO, "r", 6).sampling.seed == 6  # as in vLLM
     assert SamplingParams().request(INFO, "r", 1).limits.max_tokens == 16
     assert not SamplingParams(max_tokens=None).request(INFO, "r", 1).limits.HasField("max_tokens")
     assert not SamplingParams().request(INFO, "r", 1).limits.HasField("logprobs")
@@ -140,12 +141,12 @@ def test_unknown_fields_that_are_null_ask_for_nothing() -> None:
 
 def test_every_field_reaches_its_tier() -> None:
     params = SamplingParams(
-        n=2, temperature=0.5, top_k=-1, seed=-1, logprobs=0, stop="end", stop_token_ids=[7, 258],
+        n=2, temperature=0.5, top_k=-1, seed=-2, logprobs=0, stop="end", stop_token_ids=[7, 258],
         ignore_eos=True, logit_bias={3: -1.5}, include_stop_str_in_output=True,
         skip_special_tokens=False, min_tokens=4,
     )  # fmt: skip
     sampling = params.request(INFO, "r", 5).sampling
-    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 0, 2**64 - 1)
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 0, 2**64 - 2)
     assert [(b.token_id, b.bias) for b in sampling.logit_bias] == [(3, -1.5)]
     limits = params.request(INFO, "r", 1).limits
     assert (limits.n, limits.logprobs, limits.min_tokens) == (2, 0, 4)
