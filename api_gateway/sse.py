@@ -15,7 +15,7 @@ from api_gateway.echo import EchoedPrompts
 from api_gateway.errors import error_frame
 from api_gateway.job import Job
 from api_gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from api_gateway.meter import Meter, ms, num_output_tokens, usage_of
+from api_gateway.meter import Meter, Usage, ms, num_output_tokens, usage_of
 from api_gateway.metrics import GatewayMetrics
 from api_gateway.replies import finish_word, stop_reason, take_answer_rows
 from api_gateway.sessions import Choice
@@ -160,7 +160,7 @@ class EventStream(Stream):
 
     def _usage(self, timings: dict[str, float | int] | None) -> dict[str, Any]:
         more: dict[str, Any] = {"timings": timings} if timings is not None else {}
-        return self._chunks.event(usage=usage_of(self._job), **more)
+        return self._chunks.event(usage=self._usage_now(), **more)
 
     async def _begin_echoes(self, echoes: EchoedPrompts, frames: list[bytes]) -> None:
         """Add the echoes of those that may be shown from now on."""
@@ -249,4 +249,11 @@ class EventStream(Stream):
         return self._chunk(shown, choice)
 
     def _usage_so_far(self, is_begin: bool = False) -> dict[str, Any]:
-        return {"usage": usage_of(self._job, is_begin)} if self._order.continuous_usage else {}
+        return {"usage": self._usage_now(is_begin)} if self._order.continuous_usage else {}
+
+    def _usage_now(self, is_begin: bool = False) -> Usage:
+        """Return the usage so far, without what was cached while only the engine knows it."""
+        usage = usage_of(self._job, is_begin)
+        if any(choice.finish is None for choice in self._job.choices):
+            del usage["prompt_tokens_details"]
+        return usage

@@ -211,6 +211,8 @@ async def test_usage_of_each_chunk_comes_with_that_of_the_whole(
         assert all(bool(event.get("usage")) is bool(includes) for event in stream)
         if includes:
             assert stream[0]["usage"]["completion_tokens"] == 0
+            told = ["prompt_tokens_details" in event["usage"] for event in stream]
+            assert told == sorted(told) and told[0] is False and told[-2:] == [True, True]
 
 
 async def test_a_prompts_ids_come_with_them(client: httpx.AsyncClient) -> None:
