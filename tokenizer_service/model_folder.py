@@ -23,6 +23,8 @@ TOKEN_FIELDS = (
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 """Of these classes, where a folder names none."""
+LAST_DATE_S = 253_402_300_799
+"""The last second of the year 9999. A folder's time may be any number: of a broken archive, say."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def read_model_folder(path: Path, served_name: str = "") -> ModelFolder:
         path=path,
         name=name,
         aliases=tuple(aliases),
-        created_s=int(path.stat().st_mtime),
+        created_s=min(max(0, int(path.stat().st_mtime)), LAST_DATE_S),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids(eos_home, vocab_size),
         sampling_defaults=sampling_defaults(generation),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.model_folder import ModelFolderError
-from protos.common_pb2 import LAST, MEAN
+from protos.common_pb2 import LAST, MEAN, ModelInfo
 from tests.support.tiny_model import write_tokenizer
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.text_model import all_eos_ids
@@ -153,6 +155,13 @@ def test_a_list_of_modules_that_cannot_be_read_is_named(tmp_path: Path, told: st
     (tmp_path / "modules.json").write_text(told)
     with pytest.raises(ModelFolderError, match=r"modules\.json"):
         read_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("time_s", [-315_619_200, 0, 300_000_000_000])
+def test_a_folder_of_any_time_can_be_told_of(tmp_path: Path, time_s: int) -> None:
+    os.utime(tmp_path, (time_s, time_s))
+    told = ModelInfo(created_s=read_model_folder(tmp_path).created_s)
+    assert datetime.fromtimestamp(told.created_s, UTC).year >= 1970
 
 
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
