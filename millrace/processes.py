@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import time
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def identify(pid: int) -> ProcessId | None:
         return None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+
+
+def age_s(process: ProcessId) -> float:
+    """Return how long ago a process of this boot was started, whatever became of the wall clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
 
 
 def is_halted(process: ProcessId) -> bool:

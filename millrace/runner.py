@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ class Runner:
         self._folder = folder
         self._report = report
         self._run = os.urandom(8).hex()
-        self._since = time.time()
         self._ready = False
         self._again: asyncio.TimerHandle | None = None
         self._console = Console(folder.log, [r.name for r in plan.replicas], echo)
@@ -154,7 +152,6 @@ class Runner:
                 runner=runner,
                 url=self._plan.url,
                 model=self._plan.model,
-                since=self._since,
                 ready=self._ready,
                 replicas=self._supervisor.states(),
             )

@@ -32,8 +32,6 @@ class RunState(msgspec.Struct, frozen=True):
     runner: ProcessId
     url: str
     model: str
-    since: float
-    """Wall clock, seconds since the epoch."""
     ready: bool
     replicas: list[ReplicaState]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 
-from millrace.processes import is_halted
+from millrace.processes import age_s, is_halted
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project, running
 from millrace.readiness import get
@@ -22,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the state of the stack; return 0 when it is ready, 1 when not."""
     state = running(args)
     verdict = asyncio.run(_verdict(state))
-    print(f"{state.url}  {state.model}  {verdict}  up {_age(time.time() - state.since)}")
+    print(f"{state.url}  {state.model}  {verdict}  up {_age(age_s(state.runner))}")
     folder = project(args).state
     if folder.is_old():
         print(f"  {folder.folder} cannot be written (is the disk full?): what follows is older")

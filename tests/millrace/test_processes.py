@@ -7,10 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+
+import pytest
 
 from millrace import child
 from millrace.processes import (
     ProcessId,
+    age_s,
     free_port,
     identify,
     is_address,
@@ -37,6 +41,15 @@ def test_an_ended_process_is_none_even_unreaped() -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert identify(process.pid) is None
     process.communicate()
+
+
+def test_a_clock_that_is_set_makes_no_process_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    real = time.time
+    before = age_s(me)
+    monkeypatch.setattr(time, "time", lambda: real() - 7200)
+    assert 0 <= before <= age_s(me)
 
 
 def test_the_listener_of_a_port_is_found() -> None:
