@@ -9,9 +9,7 @@ import asyncio
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -21,6 +19,7 @@ from common.channel import Gone, Router
 from engine_core.inbox import Inbox
 from engine_core.replica import Fleet, Phase, Replica
 from engine_core.scheduler_process import SchedulerConfig
+from engine_core.socket_folder import SocketFolder
 from protos.worker import (
     FromWorker,
     Hello,
@@ -51,8 +50,6 @@ back and is refused."""
 MAX_FORMING = 16
 """Replicas on their way up, or down, at a time: each is a process, and a Hello costs nothing. The
 workers of others wait for a turn."""
-NUMBER_BYTES = 10
-"""What a replica's number may add to the path of its socket."""
 
 
 class Listener(NamedTuple):
@@ -209,8 +206,11 @@ class Registry:
         The socket's folder goes when the scheduler has spoken: both ends are open then, nobody else
         is to come, and whoever is killed later leaves nothing behind.
         """
-        folder = socket_folder()
-        address = f"ipc://{Path(folder.name) / str(number)}"
+        with SocketFolder() as folder:
+            await self._live_at(folder, number, hellos)
+
+    async def _live_at(self, folder: SocketFolder, number: int, hellos: dict[bytes, Hello]) -> None:
+        address = f"ipc://{folder.path / str(number)}"
         scheduler: list[bytes] = []  # its identity, once it has spoken
 
         def send(message: ToScheduler) -> None:
@@ -221,7 +221,7 @@ class Registry:
 
         def take(peer: bytes, message: ToFront) -> None:
             if not scheduler:
-                folder.cleanup()
+                folder.remove()
             scheduler[:] = [peer]
             if isinstance(message, SchedulerListening):
                 self._lease(replica, hellos, message)
@@ -240,7 +240,6 @@ class Registry:
         finally:
             self._processes.pop(number, None)
             inbox.close()
-            folder.cleanup()
 
     async def _spawn(self, number: int, address: str) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, replica=number, front_address=address)
@@ -322,15 +321,6 @@ class Registry:
         for process in self._processes.values():
             end(process)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-def socket_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder of ours alone: in /tmp where the path of TMPDIR is too long for a socket's."""
-    folder = tempfile.TemporaryDirectory(prefix="millrace-")
-    if len(os.fsencode(folder.name)) + 1 + NUMBER_BYTES <= zmq.IPC_PATH_MAX_LEN:
-        return folder
-    folder.cleanup()
-    return tempfile.TemporaryDirectory(prefix="millrace-", dir="/tmp")
 
 
 def in_memory(content: bytes) -> IO[bytes]:
