@@ -12,7 +12,7 @@ from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.hub import fetched, is_name
 from millrace.state import RunState, StateFolder
-from worker.models.config import read_config
+from worker.models.config import ADAPTER, ADAPTER_ALONE, read_config
 
 HOME = Path(__file__).resolve().parent.parent
 DEMO_MODEL = HOME / "millrace" / "demo_model"
@@ -76,6 +76,8 @@ def check_model_folder(folder: Path) -> None:
         if not folder.is_dir():
             raise CommandError(f"no model folder at {folder}")
         if not (folder / "config.json").is_file():
+            if (folder / ADAPTER).is_file():
+                raise CommandError(f"{folder} {ADAPTER_ALONE}")
             raise CommandError(f"{folder} is not a model folder: it has no config.json")
     except OSError as error:  # before Python 3.12 a folder of others is no "no"
         raise CommandError(f"{folder} cannot be read: {error.strerror}") from error

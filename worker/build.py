@@ -263,7 +263,7 @@ def load_model(
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = _config(folder)
-    wiring = _wiring(folder, config)
+    wiring = _wiring(config)
     wanted = config.dtype if dtype == "auto" else dtype
     backend: Choice
     if device == "cuda":
@@ -309,7 +309,7 @@ def _check_heads(folder: Path, config: ModelConfig, backend: CpuChoice) -> None:
 def describe_folder(folder: Path) -> str:
     """Check the whole folder without loading it and say what it holds; raise ModelFolderError."""
     config = _config(folder)
-    wiring = _wiring(folder, config)
+    wiring = _wiring(config)
     _open(folder, config)
     size = sum(prod(shape) for shape in shapes(config, wiring).values()) / 1e6
     sliding = sum(window > 0 for window in config.windows)
@@ -343,7 +343,7 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
 
 def check_config(folder: Path) -> None:
     """Raise ModelFolderError unless a model here computes what config.json says."""
-    _wiring(folder, read_config(folder))
+    _wiring(read_config(folder))
 
 
 def fingerprint_folder(folder: Path) -> str:
@@ -362,7 +362,7 @@ def _config(folder: Path) -> ModelConfig:
 
 
 def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderWeights:
-    expected = shapes(config, _wiring(folder, config))
+    expected = shapes(config, _wiring(config))
     weights = FolderWeights(folder, expected, may_ignore(config), as_stored)
     if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
         # Some would compute with the one, some with the other.
@@ -372,11 +372,5 @@ def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderW
     return weights
 
 
-def _wiring(folder: Path, config: ModelConfig) -> Wiring:
-    family = ARCHITECTURES.get(config.architecture)
-    if family is None:
-        raise ModelFolderError(
-            f"{folder / 'config.json'}: architectures is {config.architecture!r}, "
-            f"allowed: {', '.join(ARCHITECTURES)}"
-        )
-    return family(config)
+def _wiring(config: ModelConfig) -> Wiring:
+    return ARCHITECTURES[config.architecture](config)

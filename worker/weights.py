@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.model_folder import ModelFolderError
+from worker.models.config import ADAPTER, ADAPTER_ALONE
 from worker.safetensors import SafetensorsFile, Stamp
 
 SINGLE = "model.safetensors"
@@ -139,6 +140,8 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
         return dict.fromkeys(file.tensors, file)
     if _is_there(folder / INDEX):
         return _open_shards(folder, folder / INDEX)
+    if _is_there(folder / ADAPTER):
+        raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
     raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
 
 

@@ -212,6 +212,10 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
     [
         (["--model", "/nowhere"], "no model folder at /nowhere"),
         (["--model", "{tmp}"], "{tmp} is not a model folder: it has no config.json"),
+        (
+            ["--model", "{tmp}/adapter"],
+            "{tmp}/adapter holds an adapter alone (adapter_config.json)",
+        ),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size above 1 does not exist yet"),
         pytest.param(
             ["--device", "cuda"],
@@ -237,6 +241,8 @@ def test_up_refuses_in_one_line(
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     filled = [option.replace("{tmp}", str(tmp_path)) for option in options]

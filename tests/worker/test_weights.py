@@ -89,6 +89,11 @@ def wrong_dtype(folder: Path) -> None:
     rewrite(folder / "model.safetensors", lambda h: h[NORM].update(dtype="I64"))
 
 
+def adapter_alone(folder: Path) -> None:
+    no_file(folder)
+    (folder / "adapter_config.json").touch()
+
+
 def negative_offset(folder: Path) -> None:
     rewrite(folder / "model.safetensors", lambda h: h[NORM].update(data_offsets=[-8, 120]))
 
@@ -109,6 +114,7 @@ def unexpected_tensor(folder: Path) -> None:
     ("damage", "words"),
     [
         (no_file, ["model.safetensors", "neither"]),
+        (adapter_alone, ["holds an adapter alone (adapter_config.json)"]),
         (truncated, ["model.safetensors", "tensor", "truncated"]),
         (cut_in_the_header, ["model.safetensors", "truncated"]),
         (empty, ["model.safetensors", "too few"]),

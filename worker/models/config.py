@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.model_folder import Fields, read_object
+from common.model_folder import Fields, ModelFolderError, read_object
 from worker.models.rope import Rope, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,6 +20,8 @@ is so wide where the field is left out; null means none."""
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 WITH_HEAD = {f"{family}Model": f"{family}ForCausalLM" for family in FAMILIES}
 """A base model saved by itself, as embedding models are."""
+ADAPTER = "adapter_config.json"
+ADAPTER_ALONE = f"holds an adapter alone ({ADAPTER}), as LoRA: merge it with its base model first"
 HEAD_DIM = {"Qwen3ForCausalLM": 128}
 """Where the field is left out; in other families a head is its part of the hidden size."""
 UNIFORM = ("LlamaForCausalLM", "MistralForCausalLM")
@@ -68,7 +70,10 @@ class ModelConfig:
 
 def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
     """Read and check `folder/name`; raise ModelFolderError that names the file and the field."""
+    if not (folder / name).exists() and (folder / ADAPTER).exists():
+        raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
     fields = read_object(folder / name)
+    architecture = _architecture(fields)  # first: others name their fields otherwise
     _refuse_unsupported(fields)
     num_heads = fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
@@ -77,7 +82,6 @@ def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
-    architecture = _architecture(fields)
     head_dim = _head_dim(fields, architecture, hidden_size, num_heads)
     rope = read_rope(fields, head_dim)
     return ModelConfig(
@@ -104,8 +108,10 @@ def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise fields.error("architectures", names, "a list of one name")
-    name = str(names[0])
-    return WITH_HEAD.get(name, name)
+    name = WITH_HEAD.get(str(names[0]), str(names[0]))
+    if name not in WITH_HEAD.values():
+        raise fields.error("architectures", name, ", ".join(WITH_HEAD.values()))
+    return name
 
 
 def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:

@@ -39,6 +39,21 @@ def test_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, hidden_act="swish") == read(tmp_path, hidden_act=None) == config
 
 
+def test_another_architecture_is_named_before_its_fields(tmp_path: Path) -> None:
+    """Folders of other families name their sizes otherwise, or in a place of their own."""
+    told = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": TINY}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ModelFolderError, match="architectures is 'Qwen2_5_VL.*allowed: Llama"):
+        read_config(tmp_path)
+
+
+def test_an_adapter_alone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelFolderError, match="holds an adapter alone"):
+        read_config(tmp_path)
+    assert read(tmp_path).vocab_size == 96, "one beside a model is of no account"
+
+
 @pytest.mark.parametrize(
     ("theta", "head_dim", "of_torch"),
     [
