@@ -165,7 +165,7 @@ class PromptBuilder:
         try:
             text = await self._render_calls(messages, nothing, *rest)
         except InvalidRequest as error:
-            if nothing is not None or "NoneType" not in error.message:
+            if nothing is not None or "None" not in error.message:
                 raise
             text = await self._render_calls(messages, "", *rest)  # it asks, and fails all the same
         return cut_at(text, mark) if mark else text

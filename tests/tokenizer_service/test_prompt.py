@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 from prometheus_client import CollectorRegistry
 from tokenizers.processors import TemplateProcessing
 
@@ -45,7 +46,7 @@ class InProcess:
     async def render(self, *arguments: Any) -> str:
         try:
             return self._template.render(*arguments[:4])  # the asker is the sandbox's
-        except TypeError as error:
+        except (TypeError, UndefinedError) as error:
             raise InvalidRequest(str(error)) from error
 
 
@@ -401,6 +402,11 @@ async def test_calls_need_no_content(
         (  # as Unsloth writes Qwen3's
             "{% if m.content is none %}{% endif %}{% if '</think>' in m.content %}{% endif %}"
             "{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }}",
+            '{"a": 1}',
+        ),
+        (  # as Unsloth writes it beside thoughts
+            "{% if m.content is none %}{% endif %}{{ m.content.lstrip() }}"
+            "{{ m.tool_calls[0].function.arguments | tojson }}",
             '{"a": 1}',
         ),
         (  # as DeepSeek-R1-0528-Qwen3-8B has it
