@@ -8,7 +8,7 @@ from typing import Any
 from api_gateway.anthropic.conversation import messages_of
 from api_gateway.anthropic.offered import shown_tools, tools_of
 from api_gateway.anthropic.schema import MessagesRequest, Prompted
-from api_gateway.checks import refuse
+from api_gateway.checks import check_bound, refuse
 from api_gateway.own_words import own_words
 from api_gateway.schema import ChatRequest, JsonSchema, Message, ResponseFormat
 from api_gateway.structure import RESPONSE
@@ -33,6 +33,7 @@ def chat_of(body: Prompted) -> ChatRequest:
     messages = messages_of(body)
     more: dict[str, Any] = {}
     if isinstance(body, MessagesRequest):
+        check_bound("max_tokens", body.max_tokens)  # a chat's -1 is no length here
         more = {name: getattr(body, name) for name in SAME}
         more["stop"] = body.stop_sequences
     chat = ChatRequest(

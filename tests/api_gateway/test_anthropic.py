@@ -336,6 +336,7 @@ def block(**fields: Any) -> dict[str, Any]:
     [
         ({"model": MODEL, "messages": [USER]}, "max_tokens"),
         (ask(max_tokens=0), "max_tokens"),
+        (ask(max_tokens=-1), "max_tokens"),
         (ask(messages=[]), "messages"),
         (ask(messages=[{"role": "system", "content": ""}]), "messages"),
         (ask(messages=[{"role": "user"}]), "messages[0].content"),
