@@ -128,6 +128,11 @@ LENGTH = {"minimum": -1, "maximum": int(limits.LIMITS["max_tokens"].high)}
 RULES: dict[str, dict[str, Schema]] = {
     # field -> type -> what holds for a value of that type
     "top_k": {"integer": {"minimum": -1, "maximum": limits.MAX_U32}},
+    "top_n_sigma": {"number": {
+        "minimum": -1,
+        "maximum": limits.LIMITS["top_n_sigma"].high,
+        "not": {"exclusiveMinimum": -1, "exclusiveMaximum": 0},
+    }},
     "cache_salt": {"string": word("[!-~]", limits.MAX_CACHE_SALT_CHARS)},
     "metadata": {
         "object": {

@@ -54,6 +54,8 @@ def check_fields(body: Fields) -> None:
     check_routing(body)
     if body.max_tokens == -1:  # as llama.cpp has it
         body.max_tokens = None
+    if body.top_n_sigma == -1:  # llama.cpp's word for off
+        body.top_n_sigma = 0
     draws_nothing = isinstance(body, CompletionRequest) and body.draws_nothing
     for name in BOUNDED:
         if not (name == "max_tokens" and draws_nothing):

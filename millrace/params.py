@@ -41,6 +41,7 @@ class SamplingParams:
     min_p: float | None = None
     typical_p: float | None = None
     top_n_sigma: float | None = None
+    """0 (or -1) is off."""
     dynamic_temperature: Mapping[str, float] | None = None
     """{"range": …, "exponent": …}: temperature ± range, by entropy."""
     xtc_probability: float | None = None

@@ -98,6 +98,7 @@ async def test_every_request_leaves_one_line_without_its_text(
 async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     body: dict[str, Any] = chat(
         request_id="r", n=2, seed=-2, top_k=-1, temperature=0, max_completion_tokens=9,
+        top_n_sigma=-1,
         stop=["a", "b"], stop_token_ids=[3], include_stop_str_in_output=True, ignore_eos=True,
         skip_special_tokens=False, logit_bias={"7": 1.5}, priority=-2, timeout_ms=60_000,
         add_generation_prompt=False, chat_template_kwargs={"thinking": True}, logprobs=True,
@@ -121,6 +122,7 @@ async def test_what_goes_down_the_line(client: httpx.AsyncClient, fake: FakeToke
     assert (limits.priority, limits.tenant, len(limits.cache_salt)) == (-2, "default", 16)
     assert 0 < limits.deadline_ms <= 60_000
     assert sampling.seed == 2**64 - 2 and sampling.top_k == 0 and sampling.temperature == 0
+    assert sampling.HasField("top_n_sigma") and sampling.top_n_sigma == 0
     assert sampling.HasField("temperature") and not sampling.HasField("top_p")
     assert [(b.token_id, b.bias) for b in sampling.logit_bias] == [(7, 1.5)]
     assert list(text.stop) == ["a", "b"] and list(text.stop_token_ids) == [3]

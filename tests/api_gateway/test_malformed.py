@@ -160,7 +160,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (COMPLETIONS, completion(prompt=["x"] * 100, n=8), "prompt"),
     # the sampler's chain
     (CHAT, chat(typical_p=1.5), "typical_p"),
-    (CHAT, chat(top_n_sigma=-1), "top_n_sigma"),
+    (CHAT, chat(top_n_sigma=-0.5), "top_n_sigma"),
     (CHAT, chat(dynamic_temperature=0.5), "dynamic_temperature"),
     (CHAT, chat(dynamic_temperature={"range": 9}), "dynamic_temperature.range"),
     (CHAT, chat(dynamic_temperature={"range": 1, "exponent": -1}), "dynamic_temperature.exponent"),
@@ -378,6 +378,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     ),
     (CHAT, {"response_format": {"type": "text"}, "modalities": ["text"], "store": False}),
     (CHAT, {"temperature": None, "max_tokens": None, "stop": None, "seed": None, "n": None}),
+    (CHAT, {"top_k": -1, "top_n_sigma": -1.0, "samplers": ["top_k"]}),
     (CHAT, {"top_k": -1, "seed": -1, "user": "u", "priority": -3, "cache_salt": "a-b_1+/=="}),
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 5, "stop": [], "logit_bias": {"5": -100}}),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "x": 1.5}, "service_tier": "auto"}),
