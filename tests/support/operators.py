@@ -44,6 +44,10 @@ def backend(
     return CpuBackend(library(), chosen, weights, num_threads)
 
 
+def floats(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def given(array: Floats, rows: Rows = Rows.TOKENS) -> Buffer:
     """Make an operand of a float32 array [rows, width]; it must outlive the call."""
     return Buffer(rows, array.shape[1], given=array)

@@ -10,7 +10,7 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.operators import backend, batch_of, compute, given, levels
+from tests.support.operators import backend, batch_of, compute, floats, given, levels
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, to_float32
 from worker.kernels.library import Level
@@ -26,10 +26,6 @@ BOUNDS = {
     Format.INT4: 0.2,
 }
 """Error per unit of the sum of products' sizes; activations are rounded, or quantised."""
-
-
-def floats(*shape: int, seed: int = 0) -> Floats:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def linear(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.operators import floats
 from worker.errors import KernelError
-from worker.kernels.checks import Floats
 from worker.kernels.embedding import embedding_reference
 from worker.kernels.linear import linear_reference, pack_linear, pack_tied
 from worker.kernels.paged_attention import paged_attention_reference, plan_attention
@@ -28,10 +28,6 @@ from worker.kernels.rope import (
 from worker.kernels.silu_mul import silu_mul_reference
 
 SHAPES = [(1, 8), (3, 32), (17, 48), (70, 130)]
-
-
-def floats(*shape: int, seed: int = 0) -> Floats:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def ints(*values: int) -> Any:

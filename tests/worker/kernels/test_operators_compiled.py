@@ -11,7 +11,7 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.operators import backend, batch_of, compute, given, levels
+from tests.support.operators import backend, batch_of, compute, floats, given, levels
 from tests.support.pages import laid, laid_keys
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.batch import Batch
@@ -35,10 +35,6 @@ from worker.kv_cache import LayerPages
 
 WIDTHS = st.integers(1, 150)
 SEEDS = st.integers(0, 99)
-
-
-def floats(*shape: int, seed: int = 0) -> Floats:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def everywhere(operator: Callable[[CpuBackend], Buffer], batch: Batch) -> Floats:
