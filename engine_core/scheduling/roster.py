@@ -148,7 +148,7 @@ class Roster:
             self.preempt(sequence, now)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
-            self._hold(sequence)
+            self._pause(sequence)
 
     def resume(self, sequence: Sequence) -> None:
         """Let `sequence` wait for its turn again."""
@@ -158,7 +158,7 @@ class Roster:
             sequence.move(Status.WAITING)
             self.waiting.add(sequence)
 
-    def _hold(self, sequence: Sequence) -> None:
+    def _pause(self, sequence: Sequence) -> None:
         sequence.move(Status.PAUSED)
         self.paused[sequence.seq_id] = sequence
 
@@ -197,7 +197,7 @@ class Roster:
             drop_middle(sequence)
         sequence.num_expected = len(sequence.tokens)
         if sequence.is_paused:
-            self._hold(sequence)
+            self._pause(sequence)
             return
         sequence.move(Status.WAITING)
         self.waiting.add(sequence)
