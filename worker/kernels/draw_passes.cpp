@@ -1,4 +1,4 @@
-// The sampler's one pass over a whole vocabulary.
+// The sampler's passes over a whole vocabulary.
 #include "draw_passes.h"
 #include "levels.h"
 
