@@ -17,7 +17,7 @@ def test_golden_values() -> None:
 
 
 def test_golden_uniforms() -> None:
-    expected = [0.2170772887251517, 0.9396906519955153, 0.30070726922747887]
+    expected = [0.21707728872515164, 0.9396906519955154, 0.3007072692274789]
     assert uniforms(stream(42, 1, 7), np.array([0, 1, 151_935])).tolist() == expected
 
 
@@ -32,8 +32,15 @@ def test_uniforms_follow_the_documented_integers() -> None:
     key = mix((mix((mix(42) + golden) & mask) + 7 * golden) & mask)
     for token_id in (0, 1, 2047, 151_935):
         bits = mix((key + (token_id + 1) * golden) & mask)
-        expected = ((bits >> 11) + 0.5) / 2**53
+        expected = ((bits >> 12) + 0.5) / 2**52
         assert uniforms(stream(42, 1, 7), np.array([token_id]))[0] == expected
+
+
+def test_no_noise_is_infinite() -> None:
+    """All bits of this token are 1: with 53 of them the half was rounded up, and its uniform 1."""
+    key = stream(13432327527288150470, 0, 0)
+    assert uniforms(key, np.array([3])).tolist() == [1 - 2.0**-53]
+    assert 36 < gumbel(key, np.array([3]))[0] < 37
 
 
 def test_gumbel_is_the_double_logarithm() -> None:

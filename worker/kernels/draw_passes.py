@@ -102,8 +102,8 @@ class DrawPasses:
         require("contenders", "logits", logits, F32, (None,))
         some = np.append(np.arange(min(SAMPLE, len(logits))), likeliest)
         bar = float((logits[some].astype(np.float64) / temperature + gumbel(key, some)).max())
-        offset = 53 - bar * LOG2_E
-        offset += SLACK + 1e-6 * (abs(bar) * LOG2_E + 53)
+        offset = 52 - bar * LOG2_E
+        offset += SLACK + 1e-6 * (abs(bar) * LOG2_E + 52)
         arguments = _Contenders(
             logits.ctypes.data, len(logits), LOG2_E / temperature, offset, key,
             self._found.ctypes.data, ROOM,

@@ -19,7 +19,7 @@ int64_t contenders(const ContendersArguments& a) {
     int64_t count = min_of(BLOCK, a.count - first);
     for (int64_t i = 0; i < count; i++) {
       uint64_t bits = mixed(a.key + uint64_t(first + i + 1) * GOLDEN);
-      distances[i] = low_log2(float(int64_t(~bits >> 11)));
+      distances[i] = low_log2(float(int64_t(~bits >> 12)));
     }
     const float* logits = a.logits + first;
     int32_t any = 0;

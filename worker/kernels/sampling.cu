@@ -32,15 +32,15 @@ __device__ __forceinline__ uint64_t mix(uint64_t z) {  // the finaliser of Split
   return z ^ (z >> 31);
 }
 __device__ __forceinline__ uint64_t noise_bits(uint64_t stream, int token) {
-  return mix(stream + (uint64_t(token) + 1) * 0x9E3779B97F4A7C15ull) >> 11;
+  return mix(stream + (uint64_t(token) + 1) * 0x9E3779B97F4A7C15ull) >> 12;
 }
 __device__ __forceinline__ double exact_noise(uint64_t bits) {
-  return -log(-log((double(bits) + 0.5) * 1.1102230246251565e-16));
+  return -log(-log((double(bits) + 0.5) * 2.220446049250313e-16));
 }
 __device__ __forceinline__ float near_noise(uint64_t bits) {
-  constexpr uint64_t ALL = 1ull << 53;
+  constexpr uint64_t ALL = 1ull << 52;
   const bool is_low = bits < ALL / 2;
-  const float part = (float(is_low ? bits : ALL - 1 - bits) + 0.5f) * 1.1102230246251565e-16f;
+  const float part = (float(is_low ? bits : ALL - 1 - bits) + 0.5f) * 2.220446049250313e-16f;
   return -logf(is_low ? -logf(part) : -log1pf(-part));
 }
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.operators import levels, library
+from tests.worker.plans import columns
 from tests.worker.sampling.rows import row
 from worker.errors import KernelError
 from worker.kernels.checks import Floats
@@ -71,6 +72,16 @@ def test_a_draw_is_the_same_with_and_without(fields: dict[str, Any]) -> None:
     ours, theirs = quick.sample(logits, rows), slow.sample(logits, rows)
     assert [one.token_id for one in ours] == [one.token_id for one in theirs]
     assert rows[0].draw.free_temperature is not None
+
+
+def test_the_highest_noise_draws_nothing_that_is_forbidden() -> None:
+    """It was infinite: this seed drew token 3 whatever its logit, and failed with the passes."""
+    logits = np.array([[9, 1, 2, -40, 0, 0, 0, 0]], np.float32)
+    masks: list[dict[str, Any]] = [{}, {"bad_words": [columns([3])]}]
+    for fields in masks:
+        one = row((1, 2), 8, seed=13432327527288150470, temperature=1.0, **fields)
+        for passes in (None, *[DrawPasses(library(), level) for level in levels()]):
+            assert Sampler(8, passes).sample(logits, [one])[0].token_id == 0
 
 
 def test_wrong_logits_are_refused() -> None:
