@@ -34,6 +34,8 @@ SAMPLE = 512
 ROOM = 8192
 """With more tokens there is nothing to gain."""
 LOG2_E = math.log2(math.e)
+MOST = 1e38
+"""A difference of powers beyond it would be no number in float32."""
 SLACK = 0.01
 """In powers of two; more than float32 loses in either side of the comparison."""
 
@@ -94,7 +96,8 @@ class DrawPasses:
     def contenders(
         self, logits: Floats, likeliest: int, temperature: float, key: int
     ) -> Ids | None:
-        """Return ids, rising, among which the winner is; None when that would be too many.
+        """Return ids, rising, among which the winner is; None when that would be too many, or are
+        too large to be compared.
 
         logits: float32 [V], finite at `likeliest`, the place of the highest. `key` is that of the
         token's noise.
@@ -104,6 +107,8 @@ class DrawPasses:
         bar = float((logits[some].astype(np.float64) / temperature + gumbel(key, some)).max())
         offset = 52 - bar * LOG2_E
         offset += SLACK + 1e-6 * (abs(bar) * LOG2_E + 52)
+        if abs(offset) > MOST:
+            return None
         arguments = _Contenders(
             logits.ctypes.data, len(logits), LOG2_E / temperature, offset, key,
             self._found.ctypes.data, ROOM,

@@ -84,6 +84,19 @@ def test_the_highest_noise_draws_nothing_that_is_forbidden() -> None:
             assert Sampler(8, passes).sample(logits, [one])[0].token_id == 0
 
 
+@pytest.mark.parametrize(("highest", "temperature"), [(3e38, 0.7), (-3e38, 0.7), (1e33, 1e-6)])
+def test_logits_as_large_as_float32_has_them_are_drawn_from(
+    highest: float, temperature: float
+) -> None:
+    """Over the temperature they were infinite, nobody contended, and the draw failed."""
+    logits = np.full((1, 600), -3.2e38, np.float32)
+    logits[0, 77] = highest
+    one = row(vocab_size=600, temperature=temperature)
+    for level in levels():
+        drawn = Sampler(600, DrawPasses(library(), level)).sample(logits, [one])[0]
+        assert (drawn.token_id, drawn.fault) == (77, "")
+
+
 def test_wrong_logits_are_refused() -> None:
     passes = DrawPasses(library(), levels()[0])
     with pytest.raises(KernelError, match="contenders: logits has dtype float64"):
