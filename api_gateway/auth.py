@@ -80,14 +80,15 @@ def hostname(authority: bytes) -> bytes:
     return PORT.sub(b"", authority.lower())
 
 
-def version_of(path: Path) -> tuple[int, int, int]:
+def version_of(path: Path) -> tuple[int, ...]:
     """Return what differs between two states of a file; raise OSError.
 
     The time alone does not: clocks of file systems tick every few milliseconds, some every second,
-    and a file that is emptied and written in one tick may be read in between.
+    and a file that is emptied and written in one tick may be read in between. The time of writing
+    is what a copy says it is (`cp -p`, `rsync -t`), that of the last change nobody can set.
     """
     found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 class KeyFile:

@@ -80,6 +80,22 @@ def test_a_file_that_was_read_while_it_was_written_is_read_again(file: Path) -> 
     assert keys.tenant_of(bearer("sk-c")) == "team-c"
 
 
+def test_a_key_that_another_of_its_length_and_time_replaced_is_refused(file: Path) -> None:
+    """As `cp -p` and `rsync -t --inplace` write it, of a folder whose files have all one time."""
+    now = [0.0]
+    os.utime(file, (1, 1))
+    keys, before = KeyFile(file, clock=lambda: now[0]), file.stat()
+    file.write_text(file.read_text().replace(digest("sk-a"), digest("sk-c")))
+    os.utime(file, (1, 1))
+    while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files has not ticked yet
+        os.utime(file, (1, 1))
+    assert (before.st_size, before.st_mtime_ns) == (file.stat().st_size, file.stat().st_mtime_ns)
+    now[0] += 2
+    with pytest.raises(Unauthorized):
+        keys.tenant_of(bearer("sk-a"))
+    assert keys.tenant_of(bearer("sk-c")) == "team-a"
+
+
 def test_a_changed_file_is_read_again_and_a_broken_one_is_not_obeyed(file: Path) -> None:
     now = [0.0]
     keys = KeyFile(file, clock=lambda: now[0])
