@@ -161,10 +161,11 @@ def is_ours(found: os.stat_result) -> bool:
 def _kept(folder: Path, name: str) -> Path | None:
     """Return the library of that name; none that is damaged, which would kill who loads it."""
     for path in folder.glob(f"{name}-*"):
-        if is_ours(path.stat()) and path.name == _full_name(name, path):
-            with contextlib.suppress(OSError):  # a cache may be only for reading
-                os.utime(path)
-            return path
+        with contextlib.suppress(FileNotFoundError):  # damaged, and removed by another process
+            if is_ours(path.stat()) and path.name == _full_name(name, path):
+                with contextlib.suppress(OSError):  # a cache may be only for reading
+                    os.utime(path)
+                return path
     return None
 
 

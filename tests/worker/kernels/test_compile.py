@@ -134,6 +134,22 @@ def test_a_damaged_library_is_compiled_again(
     assert path.read_text() == "built\n" and "-shared" in fake[1].read_text()
 
 
+def test_a_damaged_library_that_another_process_removes_meanwhile_is_compiled_again(
+    fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = compile_library(tmp_path / "cache", fake[0])
+    path.write_text("")
+    is_ours = compiling.is_ours
+
+    def too_late(found: os.stat_result) -> bool:
+        if not found.st_size:
+            path.unlink(missing_ok=True)
+        return is_ours(found)
+
+    monkeypatch.setattr(compiling, "is_ours", too_late)
+    assert compile_library(tmp_path / "cache", fake[0]) == path
+
+
 def test_a_library_that_nobody_uses_is_removed(fake: tuple[str, Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     used, unused = (compile_library(cache, fake[0], [flag]) for flag in ("-O1", "-O2"))
