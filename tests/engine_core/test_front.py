@@ -260,19 +260,22 @@ async def test_who_waits_for_a_silent_worker_runs_when_it_speaks(
     assert (await caller.ended(1)).reason == LENGTH
 
 
-async def test_load_is_shared_by_replicas(stack: Stack, caller: Caller, hire: Hire) -> None:
+async def test_load_is_shared_by_replicas_and_lost_with_one_alone(
+    stack: Stack, caller: Caller, hire: Hire
+) -> None:
     workers = [hire(), hire()]
     await caller.until(lambda: caller.states and caller.states[-1].num_replicas == 2)
     for worker in workers:
         worker.gate.clear()
     for slot in range(6):
-        await caller.add(slot, [1], max_tokens=3)
+        await caller.add(slot, [1], max_tokens=300)
     await caller.until(lambda: sum(r.num_live for r in stack.fleet.ready()) == 6)
     assert [replica.num_live for replica in stack.fleet.ready()] == [3, 3]
     for worker in workers:
         worker.gate.set()
-    for slot in range(6):
-        await caller.ended(slot)
+    workers[0].die()
+    ends = [(await caller.ended(slot)).reason for slot in range(6)]
+    assert sorted(ends) == sorted([LENGTH] * 3 + [ERROR] * 3)
 
 
 async def test_a_paused_slot_gives_its_memory_and_goes_on(caller: Caller, hire: Hire) -> None:

@@ -76,6 +76,12 @@ def test_any_bytes_end_as_python_decodes_them(raw: bytes) -> None:
     assert "".join(deltas) + rest == raw.decode("utf-8", "replace")
 
 
+def test_half_a_surrogate_pair_is_shown_at_once() -> None:
+    """No byte behind it makes it a character, though Python's decoder waits for the third one."""
+    deltas, rest = decode_all(TINY.detokenizer(keep_special=True), list(b"\xed\xa0"))
+    assert (deltas, rest) == (["", "\ufffd\ufffd"], "")
+
+
 @given(TOKEN_IDS)
 def test_windows_agree_with_the_table(ids: list[int]) -> None:
     shown = set(range(TINY.size)) - TINY.special_ids

@@ -126,11 +126,15 @@ async def test_a_gap_asks_for_replay(build: Build) -> None:
     stage.step((0, 0, "ab"))
     stage.step((0, 3, "d"))
     assert stage.link.aborts == [0]
+    stage.step((0, 4, "e"))  # until the engine has heard of it, it speaks on
+    stage.end(0, FinishReason.ABORTED, 5)
     stage.pipeline.on_state(stage.link)
     await until(lambda: len(stage.link.adds) == 2)
     again = stage.link.adds[1]
     assert (again.slot, again.attempt) == (1, 1)
     assert again.resumed_token_ids == [column(list(b"ab"))]
+    stage.step((1, 2, "cd"))
+    assert stage.gateway.texts[0] == b"abcd" and not stage.gateway.finishes
 
 
 @pytest.mark.parametrize("keeps", [False, True])
