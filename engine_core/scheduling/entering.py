@@ -170,8 +170,6 @@ class Entering:
         """The embedding is out, and with it all that was asked for."""
         if sequence.status not in _ON_ITS_WAY:
             return
-        if sequence.status is Status.RUNNING:
-            sequence.num_computed = sequence.num_prompt
         sequence.first_token_at = sequence.last_token_at = now
         self._roster.end(sequence, FinishReason.STOPPED, now, num_output_tokens=0)
 

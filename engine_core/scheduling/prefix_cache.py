@@ -61,8 +61,6 @@ class PrefixCache:
             return
         size, length = self._pool.block_size, len(sequence.tokens)
         count = (num_computed if num_computed < length else length) // size
-        if count <= sequence.num_entered:
-            return
         self._extend(sequence, count)
         self.restore(sequence, sequence.num_entered, count)
         sequence.num_entered = count

@@ -52,6 +52,7 @@ def test_how_a_request_stands(scheduler: Scheduler) -> None:
     }  # fmt: skip
     assert (second["state"], second["queue_place"], second["choice"]) == ("waiting", 1, 1)
     assert ask(scheduler, "request_state", request_id="r1", tenant="b") == {"choices": []}
+    assert ask(scheduler, "request_state", request_id="r2", tenant="a") == {"choices": []}
     scheduler.pause(1, 2, 0.0)
     told = ask(scheduler, "request_state", request_id="r1", tenant="a")
     assert [choice["state"] for choice in told["choices"]] == ["running", "paused"]

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from engine_core.loop import AUDIT_INTERVAL_S, IDLE_WAIT_S, EngineLoop
+from engine_core.loop import AUDIT_INTERVAL_S, IDLE_WAIT_S, STATE_INTERVAL_S, EngineLoop
 from engine_core.scheduling.bounds import Bounds
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler
@@ -223,6 +223,14 @@ def test_the_ledger_is_audited_and_a_leak_is_told(bench: Bench) -> None:
     bench.clock.now = AUDIT_INTERVAL_S
     bench.loop.step()
     assert "sequences [99] have a table or should have one" in bench.front.states()[-1].leaks
+
+
+def test_the_state_is_told_now_and_then_and_not_at_every_step(bench: Bench) -> None:
+    bench.ask(add(1, max_tokens=20))
+    for now in (0.0, STATE_INTERVAL_S / 2, STATE_INTERVAL_S, STATE_INTERVAL_S):
+        bench.clock.now = now
+        bench.loop.step()
+    assert len(bench.front.states()) == 2
 
 
 def test_shutdown_ends_the_run(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from array import array
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +15,7 @@ from engine_core import scheduler_process
 from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import WorkerLost
 from engine_core.scheduler_process import SchedulerConfig, main, new_scheduler
-from protos.worker import ModelFacts
+from protos.worker import Add, Limits, ModelFacts, StepResult
 
 
 def config(max_model_len: int) -> SchedulerConfig:
@@ -43,6 +44,21 @@ def test_a_length_that_is_not_served_is_told(
             f"max_model_len is {asked}, served are {served} tokens: the model has 512 positions, "
             f"the KV cache room for {num_blocks * 16}"
         ]
+
+
+@pytest.mark.parametrize(("prefix_cache", "num_found"), [(True, 32), (False, 0)])
+def test_what_was_computed_is_found_again_unless_that_is_off(
+    prefix_cache: bool, num_found: int
+) -> None:
+    asked = msgspec.structs.replace(config(0), prefix_cache=prefix_cache)
+    scheduler = new_scheduler(asked, ModelFacts(1000, 512, "twin", "m", 16, 64), 64)
+    for slot in (1, 2):
+        scheduler.add(Add(1, slot, "r", array("I", [9] * 33).tobytes(), Limits(1), b""), 0.0)
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        result = StepResult(plan.step_id, (plan.starts[0].seq_id,), (1,), (7,))
+        scheduler.apply(result, 0.0)
+    assert scheduler.tally.num_prefix_hits == num_found
 
 
 @pytest.fixture

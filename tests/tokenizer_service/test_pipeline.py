@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from protos.common_pb2 import FinishReason, Limits, SamplingParams
 from protos.engine_pb2 import TokenLogprobs
 from protos.tokenizer_pb2 import TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ids_of, ready_state
+from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build, Gateway, request, until
 
 
@@ -147,6 +150,16 @@ async def test_logprobs_tell_which_tokens_the_text_lacks(build: Build, keeps: bo
         stage.step((0, index, [token]), logprobs=[row])
     rows = [row for batch in stage.gateway.batches for row in batch.logprobs]
     assert [row.is_hidden for row in rows] == [False, not keeps]
+
+
+async def test_without_a_tokenizer_logprobs_have_ids_alone(build: Build, tmp_path: Path) -> None:
+    stage = build(write_tiny_folder(tmp_path / "bare", with_tokenizer=False))
+    asked = request(0, limits=Limits(logprobs=0), prompt_token_ids=column([1]))
+    await stage.pipeline.submit(stage.session, asked)
+    row = TokenLogprobs(slot=0, index=0, token_ids=[5], logprobs=[-0.5])
+    stage.step((0, 0, [5]), logprobs=[row])
+    (shown,) = stage.gateway.batches[-1].logprobs
+    assert (shown.entries[0].token_id, shown.entries[0].token, shown.is_hidden) == (5, "", False)
 
 
 async def test_logprobs_name_tokens_and_bytes(build: Build) -> None:

@@ -60,6 +60,16 @@ async def test_a_lost_replica_is_replayed_too(build: Build) -> None:
     assert stage.gateway.texts[0] == b"ab"
 
 
+async def test_who_only_waited_in_a_lost_replica_is_replayed_too(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    left = ErrorDetail(kind="Unavailable", code="replica_left")
+    stage.end(0, FinishReason.ERROR, 0, error=left)
+    stage.pipeline.on_state(stage.link)
+    await until(lambda: len(stage.link.adds) == 2)
+    assert not stage.gateway.finishes
+
+
 async def test_a_replay_is_logged_and_its_engine_has_not_seen_all_decoding(
     build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
