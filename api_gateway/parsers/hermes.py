@@ -102,7 +102,7 @@ class HermesParser:
             end = self._call.read(body)
             rest = "" if end is None else body[end:].lstrip(SPACE)
             is_whole = rest.startswith(CLOSE)
-            if rest and not is_whole and not CLOSE.startswith(rest):
+            if not is_whole and not CLOSE.startswith(rest):
                 raise Malformed
         except Malformed:
             if not self._call.is_shown:

@@ -86,7 +86,6 @@ class Llama3Parser:
             body = body[len(TAG) :].lstrip(SPACE)
         elif TAG.startswith(body):
             return None
-        if body and not body.startswith("{"):
-            self._is_plain = True
-            self._text = body if self._num_calls else self._text
-        return None if self._is_plain else body or None
+        if self._num_calls and body and not body.startswith("{"):
+            self._text = body
+        return body or None
