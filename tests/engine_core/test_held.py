@@ -52,6 +52,14 @@ def test_a_choice_that_ended_here_is_not_sent() -> None:
     assert [one.resumed_token_ids for one in rest] == [(b"\0",), (b"\2",)]
 
 
+def test_a_slot_is_dropped_of_its_session_alone() -> None:
+    held = HeldRequests(8)
+    for one in (add(1), add(1, session=2), add(7)):
+        held.hold(one, 0.0)
+    held.drop(1, 1)
+    assert [(one.session, one.slot) for one in held.release(0.0)] == [(2, 1), (1, 7)]
+
+
 def test_a_closed_session_leaves_nothing() -> None:
     held = HeldRequests(8)
     held.hold(add(1), 0.0)

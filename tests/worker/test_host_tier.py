@@ -58,6 +58,21 @@ def test_the_least_recently_used_makes_way(tiny: LoadedModel) -> None:
     assert tier.store((99,), (b"d",)) == 0, "no such block"
 
 
+def test_places_are_neither_lost_nor_taken_twice(tiny: LoadedModel) -> None:
+    _, tier = with_tier(tiny, 2)
+    tier.store((0, 1), (b"a", b"b"))
+    tier.drop([b"a"])
+    for _ in range(2):  # the second time it is held already
+        tier.store((2,), (b"c",))
+        assert tier.load([5], [b"b"]) and tier.load([5], [b"c"])
+
+
+def test_nothing_is_stored_from_the_first_block_that_is_none_on(tiny: LoadedModel) -> None:
+    _, tier = with_tier(tiny, 4)
+    assert tier.store((23, 24, 1), (b"a", b"b", b"c")) == 1
+    assert tier.load([5], [b"a"]) and not tier.load([5], [b"c"])
+
+
 def test_a_flipped_bit_is_a_loss(tiny: LoadedModel) -> None:
     runner, tier = with_tier(tiny, 4)
     tier.store((0, 1), (b"a", b"b"))
