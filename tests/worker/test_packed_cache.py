@@ -306,6 +306,8 @@ def test_the_name_follows_model_format_and_files(tmp_path: Path) -> None:
     assert name != cache_path(tmp_path, "abc", "INT8", tmp_path)
     assert name.name[:13] == cache_path(tmp_path, "abd", "INT8", tmp_path).name[:13]
     assert name.name[:13] != cache_path(tmp_path, "abc", "INT4", tmp_path).name[:13]
+    (tmp_path / "config.json").write_text('{"rope_theta": 1}')
+    assert name.name[:13] != cache_path(tmp_path, "abc", "INT8", tmp_path).name[:13]
 
 
 def test_weights_of_the_same_size_and_time_are_others(tmp_path: Path) -> None:
