@@ -73,10 +73,11 @@ class Resolution:
         if place is not Place.START and place not in INSIDE:
             return
         end = tokenizer.encode(CLOSE, add_special_tokens=False)
-        if text.grammar.kind != Grammar.NONE:
+        opener = tokenizer.id_of(OPEN) if place is Place.START else None
+        # At the start it may answer without a thought. Where no token says which, it is to do so.
+        if text.grammar.kind != Grammar.NONE and (place is not Place.START or opener is not None):
             found.grammar.start_after = end
-            opener = tokenizer.id_of(OPEN)
-            if place is Place.START and opener is not None:  # it may answer without a thought
+            if opener is not None:
                 found.grammar.opener = opener
         if text.HasField("thinking_token_budget"):
             found.thinking.max_tokens, found.thinking.end = text.thinking_token_budget, end

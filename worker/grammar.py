@@ -210,7 +210,7 @@ class _Vocabulary:
 
 
 class _Wait(NamedTuple):
-    """When a grammar begins to act: behind the ids `after`, at once when there are none."""
+    """When a grammar begins to act: behind the text of `after`, at once when there is none."""
 
     after: tuple[int, ...]
     opener: int | None
@@ -278,21 +278,34 @@ class Follower:
             return self._after(output_ids)
 
     def _after(self, output_ids: Ints) -> Ids | None:
-        after, opener = self._wait
+        opener = self._wait.opener
         for place in range(self._num_seen, len(output_ids)):
             if place == 0 and opener is not None and output_ids[0] == opener:
                 self._has_started = False
             elif self._has_started:
                 self._consume(int(output_ids[place]))
             else:
-                tail = output_ids[max(0, place + 1 - len(after)) : place + 1]
-                self._has_started = tuple(tail.tolist()) == after
+                self._has_started = self._begins_behind(output_ids[: place + 1])
         self._num_seen = len(output_ids)
         if not self._has_started:
             return None
         if opener is not None and not self._num_seen:
             return np.union1d(self._next(), [opener])
         return self._next()
+
+    def _begins_behind(self, output_ids: Ints) -> bool:
+        """Whether the last id completes what the grammar waits for, in whatever tokens.
+
+        A token that ends a tag may begin the answer, as `>{"` does: that part is consumed. White
+        space behind the tag is nobody's.
+        """
+        tokenizer = self._vocabulary.tokenizer
+        tag = tokenizer.decode_bytes(list(self._wait.after)).lstrip()  # some put a blank before it
+        last = [i for i in output_ids[-len(tag) :].tolist() if i < tokenizer.vocab_size]
+        _, found, rest = tokenizer.decode_bytes(last).rpartition(tag)
+        for token_id in tokenizer.tokenize_bytes(rest.lstrip()) if found else ():
+            self._consume(token_id)
+        return bool(found)
 
     def _consume(self, token_id: int) -> None:
         matcher, stops = self._matcher, self._vocabulary.stops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from common.errors import InvalidRequest
 from protos.common_pb2 import Dry, Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextOptions, TextRequest
 from tests.support.fake_engine import column, ids_of
+from tests.support.tiny_tokenizer import tiny_library
 from tests.tokenizer_service.conftest import reference_tokenizer
 from tokenizer_service.breakers import Breakers
 from tokenizer_service.grammar import GrammarDoor
@@ -133,6 +135,20 @@ async def test_a_budget_names_the_tags(tiny_tokenizer: Tokenizer) -> None:
             thinking = place in (Place.START, Place.PROMPTED, Place.OPENED, Place.THOUGHTS)
             assert ids_of(found.end) == ([end] if thinking else [])
             assert ids_of(found.begin) == ([begin] if place is Place.START else [])
+
+
+async def test_a_grammar_acts_at_once_where_no_token_would_begin_thoughts() -> None:
+    """Llama-3.1-Nemotron's tags are no tokens: it answers without a thought, bound."""
+    told = json.loads(tiny_library().to_str())
+    told["added_tokens"] = [one for one in told["added_tokens"] if "think" not in one["content"]]
+    tokenizer = Tokenizer(Library.from_str(json.dumps(told)))
+    text, door = TextOptions(grammar=Grammar(kind=Grammar.REGEX, text="[a-z]+")), GrammarDoor()
+    with ThreadPoolExecutor(1) as executor:
+        resolution = Resolution(tokenizer, executor, door)
+        for place, waits in ((Place.START, False), (Place.PROMPTED, True)):
+            found = (await resolution.sampling(TextRequest(text=text), place)).grammar
+            assert (bool(found.start_after), found.HasField("opener")) == (waits, False)
+    await door.close()
 
 
 async def test_a_grammar_acts_after_the_thoughts(tiny_tokenizer: Tokenizer) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from api_gateway.parsers.call_grammar import spaced
 from protos import common_pb2
@@ -175,6 +176,33 @@ def test_a_complete_grammar_outranks_min_tokens(grammars: Grammars) -> None:
     )  # fmt: skip
     row = Row(begin, VOCAB_SIZE, grammars)
     assert Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].token_id == STOP
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (b"</think>", b"o"),
+        (b".</think>\n\n", b"o"),
+        (b".</think>o", b"k"),
+        (b"</thin</think>", b"o"),
+    ],
+)
+def test_a_grammar_acts_behind_a_tag_in_whatever_tokens(
+    tmp_path: Path, end: bytes, left: bytes
+) -> None:
+    """Of Qwen2.5's vocabulary `</think>\n\n` ends with the token `>\\n\\n`: ids say nothing."""
+    library = tiny_library()
+    tokens = [".</", "think", ">\n\n", ">o", "</thin"]
+    library.add_tokens([AddedToken(one, normalized=False) for one in tokens])
+    library.save(str(tmp_path / "tokenizer.json"))
+    spelled = library.encode(end.decode(), add_special_tokens=False).ids
+    rule = grammar("CHOICE", ["ok"], list(b" </think>"))
+    follower = constrained(Grammars(tmp_path / "tokenizer.json", VOCAB_SIZE), rule).draw.grammar
+    assert follower is not None
+    output = np.array([*b"Hm", *spelled], np.int32)
+    seen = [follower.allowed(output[:n]) for n in range(len(output) + 1)]
+    assert [ids is None for ids in seen] == [True] * len(output) + [False]
+    assert seen[-1] is not None and seen[-1].tolist() == list(left)
 
 
 def test_a_grammar_acts_only_after_its_id_sequence(grammars: Grammars) -> None:
