@@ -31,7 +31,9 @@ class ThinkingBudget:
         thoughts = output_ids[len(self._begin) :]
         if self._has_ended or len(thoughts) < self._max_tokens:
             return None
-        if not np.array_equal(output_ids[: len(self._begin)], self._begin):
+        begin = sure(self._begin)
+        is_begun = len(output_ids) >= len(self._begin)
+        if not (is_begun and np.array_equal(output_ids[: len(begin)], begin)):
             return None  # it answers without a thought
         if self._is_in(thoughts):
             self._has_ended = True
@@ -44,9 +46,18 @@ class ThinkingBudget:
 
     def _is_in(self, thoughts: Ints) -> bool:
         """Whether the end tag has come, wherever."""
-        width = len(self._end)
-        last = np.flatnonzero(thoughts == self._end[-1])
-        return any(np.array_equal(thoughts[at + 1 - width : at + 1], self._end) for at in last)
+        end = sure(self._end)
+        ended = thoughts[: len(thoughts) - (len(self._end) - len(end))]
+        last = np.flatnonzero(ended == end[-1])
+        return any(np.array_equal(ended[at + 1 - len(end) : at + 1], end) for at in last)
+
+
+def sure(tag: Ids) -> Ids:
+    """Return the ids by which a tag is known: where it is spelled, all but the last.
+
+    Newlines behind the tag may be in one token with its end, as in Qwen2.5's `>\\n\\n`.
+    """
+    return tag[:-1] if len(tag) > 2 else tag
 
 
 def tail(ids: Ints, count: int) -> Ints:

@@ -36,6 +36,10 @@ def forced(output: list[int], most: int, end: list[int], begin: list[int]) -> li
         ([1, 9, 8, 4], 2, [9, 8], [], [0, 0, 8, 0, 0]),  # begun by itself
         ([1, 9, 9, 8, 4], 3, [9, 8], [], [0, 0, 0, 8, 0, 0]),
         ([9, 1, 9, 8, 4], 1, [9, 8], [], [0, 8, 9, 8, 0, 0]),  # it was not obeyed: it insists
+        ([1, 9, 8, 6, 4, 4], 4, [9, 8, 5], [], [0] * 7),  # ended by a token that holds newlines too
+        ([1, 9, 8, 5, 4], 3, [9, 8, 5], [], [0, 0, 0, 5, 0, 0]),
+        ([7, 2, 3, 9, 8, 5], 0, [9, 8, 5], [7, 2, 3], [0, 0, 0, 9, 8, 5, 0]),
+        ([7, 2, 6, 1, 9, 8, 5, 4], 1, [9, 8, 5], [7, 2, 3], [0, 0, 0, 0, 9, 8, 5, 0, 0]),
     ],
 )
 def test_the_end_is_forced_once_the_budget_is_spent(
