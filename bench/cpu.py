@@ -147,7 +147,7 @@ class Bench:
         args = self._args
         self.machine.look()
         rounds = list(self._rounds(batch))
-        step_s = min(fastest_window(times).best for times, _ in rounds)
+        step_s = min(fastest_window(times) for times, _ in rounds)
         median_s = median(step for times, _ in rounds for step in times)
         prefill_s = None
         if args.prompt:

@@ -54,7 +54,6 @@ class Answer:
     facts: dict[str, str] = field(default_factory=dict)
     load_s: float = 0.0
     decode_tokens_per_s: dict[int, float] = field(default_factory=dict)
-    median_tokens_per_s: dict[int, float] = field(default_factory=dict)
     prefill_tokens_per_s: float = 0.0
 
 
@@ -86,9 +85,8 @@ def read_answer(path: Path) -> Answer:
     if not path.exists():
         return Answer()
     answer = Answer(**json.loads(path.read_text()))
-    for rates in (answer.decode_tokens_per_s, answer.median_tokens_per_s):
-        for batch in list(rates):
-            rates[int(batch)] = rates.pop(batch)
+    rates = answer.decode_tokens_per_s
+    answer.decode_tokens_per_s = {int(batch): rate for batch, rate in rates.items()}
     return answer
 
 
@@ -122,9 +120,7 @@ def serve(packages: Sequence[str], load: Callable[[Task], System]) -> None:
     answer.facts = system.facts()
     write_answer(path, answer)
     for batch in task.batches:
-        times = fastest_window(system.decode(batch))
-        answer.decode_tokens_per_s[batch] = batch / times.best
-        answer.median_tokens_per_s[batch] = batch / times.median
+        answer.decode_tokens_per_s[batch] = batch / fastest_window(system.decode(batch))
         write_answer(path, answer)
     if task.prompt:
         answer.prefill_tokens_per_s = task.prompt / min(_prefills(system, task.runs))
