@@ -29,7 +29,7 @@ from worker.kernels.checks import Floats
 from worker.kernels.cubins import sources_hash
 from worker.kernels.structs import DRAW
 from worker.models.config import ModelConfig
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, shapes
 from worker.models.layers import Wiring
 from worker.models.rope import Rope
 
@@ -80,8 +80,6 @@ class NoWeights:
     """Tensors of the right shape without content: views of a single zero."""
 
     def __init__(self, config: ModelConfig, wiring: Wiring) -> None:
-        from worker.models.decoder import shapes
-
         self._shapes = shapes(config, wiring)
 
     def read(self, name: str) -> Any:

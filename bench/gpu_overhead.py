@@ -64,13 +64,6 @@ def passes(model: Model, batch: int, context: int) -> Callable[[], None]:
     return step
 
 
-def steps(model: Model, batch: int, context: int, num_steps: int) -> Callable[[], None]:
-    """Return what begins a worker's step, and lands the one before the last."""
-    from bench.gpu_runner import Steps
-
-    return Steps(model, batch, context, num_steps).step
-
-
 def overhead_row(
     gpu: Gpu, shape_name: str, batch: int, context: int, num_steps: int
 ) -> dict[str, Any]:
@@ -80,7 +73,9 @@ def overhead_row(
     model = Model(cast(Gpu, stamped), SHAPES[shape_name], room)
     has_worker = all(find_spec(name.partition(".")[0]) is not None for name in WORKER_NEEDS)
     if has_worker:
-        step = steps(model, batch, context, num_steps + WARM_STEPS)
+        from bench.gpu_runner import Steps
+
+        step = Steps(model, batch, context, num_steps + WARM_STEPS).step
     else:
         step = passes(model, batch, context)
     for _ in range(WARM_STEPS):

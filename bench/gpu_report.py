@@ -32,10 +32,10 @@ def rows_of(part: tuple[str, ...], shape: str) -> tuple[list[Row], str]:
     """Run a part; return its rows, and why it failed or ""."""
     command = [sys.executable, "-m", *part, "--shape", shape, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    told = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [{"shape": shape} | json.loads(line) for line in told]
     for row in rows:
-        sys.stdout.write(json.dumps({"shape": shape} | row) + "\n")
-        sys.stdout.flush()
+        print(json.dumps(row), flush=True)
     if not done.returncode:
         return rows, ""
     said = done.stderr.strip().splitlines()
@@ -79,7 +79,7 @@ def main() -> None:
     for shape in args.shapes:
         for part in PARTS:
             some, failure = rows_of(part, shape)
-            rows += [{"shape": shape} | row for row in some]
+            rows += some
             failures += [failure] if failure else []
     measured = [row for row in rows if "ms" in row]
     if not measured:
@@ -87,7 +87,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{date}-gpu.md"
     path.write_text(told(rows, failures, date))
-    sys.stdout.write(json.dumps({"kind": "file", "path": str(path), "failed": failures}) + "\n")
+    print(json.dumps({"kind": "file", "path": str(path), "failed": failures}))
     raise SystemExit(bool(failures))
 
 

@@ -14,11 +14,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from millrace.project import DEMO_MODEL
 from protos import common_pb2
 from protos import worker as wire
 from worker.backends.transfers import Download, Downloads, Uploads
@@ -26,7 +26,6 @@ from worker.build import load_model
 from worker.flights import Flight
 from worker.model_runner import ModelRunner
 
-DEMO = Path(__file__).resolve().parents[1] / "millrace" / "demo_model"
 HALF_BYTES = 1 << 20
 NUM_PROMPT = 640
 CHAINS: dict[str, dict[str, Any]] = {
@@ -130,7 +129,7 @@ def seconds_per_step(
 
 def measure(batches: list[int], num_steps: int) -> list[dict[str, Any]]:
     """Return a row for each batch size and chain."""
-    loaded = load_model(DEMO, "cuda", "bfloat16", gpu=IdleGpu())
+    loaded = load_model(DEMO_MODEL, "cuda", "bfloat16", gpu=IdleGpu())
     runner = loaded.runner(blocks_of(num_steps) * max(batches))
     return [
         {

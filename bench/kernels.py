@@ -28,7 +28,7 @@ from worker.arena import PAGE
 from worker.backends.cpu import CpuBackend, StepInputs
 from worker.backends.program import Program
 from worker.batch import Batch
-from worker.kernels.library import Level, load_library
+from worker.kernels.library import LEVEL_NAMES, load_library
 from worker.kernels.packed import Format, aligned_bytes
 from worker.kernels.records import Buffer, Rows
 from worker.kernels.rope import pack_rotary
@@ -112,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     option("--weights", choices=FORMATS, default="bfloat16")
     option("--kv", choices=DTYPES, default="bfloat16", help="what keys and values are kept in")
     option("--pages", choices=KINDS, default=KINDS[0], help="where the keys of a sequence lie")
-    option("--kernel-level", choices=["auto", *(one.name.lower() for one in Level)], default="auto")
+    option("--kernel-level", choices=LEVEL_NAMES[:-1], default="auto")
     option("--threads", type=int, default=0)
     option("--json", action="store_true")
     return parser.parse_args()

@@ -1,8 +1,9 @@
-"""Load generator: `python -m bench.load --url http://127.0.0.1:8000 [--vs http://other:8000]`.
+"""Loads a running server, and perhaps a second one, and tells rates and waits.
 
-Keeps `--streams` requests in flight until `--requests` are done and prints tokens per second, time
-to first token and the gaps between arrivals. With `--vs` the same load, same seeds, goes to a
-second server right after the first, so that the figures are a ratio from one run.
+`millrace bench`, or `python -m bench.load`: keeps `--streams` requests in flight until `--requests`
+are done and prints tokens per second, time to first token and the gaps between arrivals. With
+`--vs` the same load, same seeds, goes to a second server right after the first, so that the figures
+are a ratio from one run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from bench.sse_client import Outcome, stream
 from common.settings import inherited
+from millrace.arguments import count
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.speech import harmless
@@ -95,13 +97,6 @@ def failure(outcome: Outcome) -> str:
     return f"status {outcome.status} {said}"
 
 
-def positive(text: str) -> int:
-    """Return a count of at least 1; raise ValueError, which argparse tells."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 1 when any request failed."""
     parser = argparse.ArgumentParser(prog="millrace bench", description=__doc__.split("\n")[0])
@@ -111,9 +106,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="served name (default: the first the server lists)")
     key = inherited({}).get("OPENAI_API_KEY", "")
     parser.add_argument("--key", "--api-key", default=key, help="default: $OPENAI_API_KEY")
-    parser.add_argument("--streams", type=positive, default=32, help="requests in flight")
-    parser.add_argument("--requests", type=positive, default=128)
-    parser.add_argument("--max-tokens", type=positive, default=48)
+    parser.add_argument("--streams", type=count, default=32, help="requests in flight")
+    parser.add_argument("--requests", type=count, default=128)
+    parser.add_argument("--max-tokens", type=count, default=48)
     parser.add_argument("--natural", action="store_true", help="let answers end by themselves")
     args = parser.parse_args(argv)
     reports = []  # a list: a server beside itself tells how far figures of one run differ

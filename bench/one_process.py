@@ -1,16 +1,16 @@
 """The same load in one threaded Python process: what the tiers remove.
 
-`python -m bench.one_process PORT FOLDER STEP_MS`: an HTTP server, the text pipeline and the engine
-loop of this project share one interpreter, the engine in a thread of its own, as engines of one
-process are built. Prints the gaps between steps at its end, like `bench.paced_worker`.
+An HTTP server, the text pipeline and the engine loop of this project share one interpreter, the
+engine in a thread of its own, as engines of one process are built. Prints the gaps between steps at
+its end, like `bench.paced_worker`. `bench.tier_budget` runs both.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import signal
-import sys
 from pathlib import Path
 
 import uvicorn
@@ -84,4 +84,9 @@ async def serve(port: int, folder: Path, step_ms: float) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(serve(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("step_ms", type=float)
+    args = parser.parse_args()
+    uvloop.run(serve(args.port, args.folder, args.step_ms))

@@ -84,19 +84,15 @@ class PacedRunner:
 
 
 class NoGrammars:
-    """Accepts every grammar and keeps to none."""
+    """Grammars are accepted, and none is kept to."""
 
     def warm_up(self) -> None:
         """Nothing is slow the first time."""
-
-    def prepare(self, sampling: bytes) -> str:
-        return ""
 
 
 class PacedModel:
     """Has what the server and the offline face ask of a LoadedModel."""
 
-    model_hash = "paced"
     grammars = NoGrammars()
     device = host_memory()
     load_seconds: ClassVar[dict[str, float]] = {}

@@ -1,13 +1,13 @@
-"""`python -m bench.paced_worker ENGINE FOLDER STEP_MS`: the worker's server over a paced runner.
+"""The worker's server over a paced runner; `bench.tier_budget` and `bench.fairness` run it.
 
 Prints one JSON line at its end: tokens, and the gaps between steps.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
-import sys
 from pathlib import Path
 
 import zmq
@@ -34,11 +34,15 @@ def gap_report(runner: PacedRunner, name: str) -> dict[str, float | str]:
 
 def main() -> None:
     """Serve until SIGTERM."""
-    engine, folder, step_ms = sys.argv[1:4]
-    model = PacedModel(Path(folder), float(step_ms) / 1e3)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", help="host:port of the registry")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("step_ms", type=float)
+    args = parser.parse_args()
+    model = PacedModel(args.folder, args.step_ms / 1e3)
     server = WorkerServer(
         context=zmq.Context.instance(),
-        engine=engine,
+        engine=args.engine,
         hello=wire.Hello("bench", "paced", "paced", "bench"),
         load=lambda: model,  # type: ignore[arg-type, return-value]
         kv_cache_bytes=lambda _: 1 << 30,

@@ -26,6 +26,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 AIMS_US = {"front": 2.8, "tokenizer": 10.0, "gateway": 15.0}
 SETTLE_S = 2.0
 CHUNK_BYTES = 290
+FLOOR_STEPS = 200
 
 
 def cpu_s(pid: int) -> float:
@@ -78,7 +79,7 @@ def measure(stack: Stack, streams: int, tokens: int) -> tuple[dict[str, float], 
     return {role: s / received * 1e6 for role, s in spent_s.items()}, figures
 
 
-def write_floor_us(streams: int, step_s: float, steps: int = 200) -> float:
+def write_floor_us(streams: int, step_s: float) -> float:
     """Return CPU µs of one bare socket write of a chunk, paced like the load: the gateway's floor.
 
     It buys nothing but the system call, and differs by a factor of two between machines.
@@ -88,7 +89,7 @@ def write_floor_us(streams: int, step_s: float, steps: int = 200) -> float:
         (socket.create_connection(door.getsockname()), door.accept()[0]) for _ in range(streams)
     ]
     spent_s, due = 0.0, time.monotonic()
-    for _ in range(steps):
+    for _ in range(FLOOR_STEPS):
         begin = time.process_time()
         for writer, _ in pairs:
             writer.send(b"x" * CHUNK_BYTES)
@@ -101,7 +102,7 @@ def write_floor_us(streams: int, step_s: float, steps: int = 200) -> float:
         for end in pair:
             end.close()
     door.close()
-    return spent_s / (steps * streams) * 1e6
+    return spent_s / (FLOOR_STEPS * streams) * 1e6
 
 
 def main() -> None:
@@ -114,10 +115,9 @@ def main() -> None:
     args = parser.parse_args()
     end_on_sigterm()
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; ",
-        end="",
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+        f"{args.streams} streams, 1 token per {args.step_ms:g} ms, {args.tokens} tokens each\n"
     )
-    print(f"{args.streams} streams, 1 token per {args.step_ms:g} ms, {args.tokens} tokens each\n")
     with tiers(args.model, args.step_ms, args.streams) as stack:
         apart, with_tiers = measure(stack, args.streams, args.tokens)
     with one_process(args.model, args.step_ms) as stack:

@@ -86,4 +86,4 @@ async def one_run(args: argparse.Namespace, url: str) -> dict[str, float]:
 def test_nothing_to_do_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([option, "0"])
-    assert f"argument {option}: invalid" in capsys.readouterr().err
+    assert f"argument {option}: '0' is not a positive number" in capsys.readouterr().err
