@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
 from tokenizer_service.content_parts import as_parts, roles_of_parts
-from tokenizer_service.formats import TemplateNeeds
+from tokenizer_service.formats import needs_of
 from tokenizer_service.guarded_text import GuardedText, unused
 from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.metrics import TokenizerMetrics
@@ -58,10 +58,11 @@ class PromptBuilder:
         executor: Executor,
         vocab_size: int,
         metrics: TokenizerMetrics,
-        needs: TemplateNeeds,
+        templates: Mapping[str, str],
     ) -> None:
-        self._parts_roles = None if needs.parts else frozenset[str]()
-        self._needs = needs
+        """`templates` are the sources of `template`, by name."""
+        self._needs = needs_of(templates)
+        self._parts_roles = None if self._needs.parts else frozenset[str]()
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor

@@ -14,7 +14,7 @@ from protos.common_pb2 import ModelInfo
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.completion import Completion
 from tokenizer_service.detokenizer import Detokenizer, NoText
-from tokenizer_service.formats import TOOL_TAGS, needs_of, reasoning_format, tool_format
+from tokenizer_service.formats import TOOL_TAGS, reasoning_format, tool_format
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import ModelFolder, read_model_folder
@@ -54,7 +54,7 @@ class TextModel:
             self._executor,
             self.vocab_size,
             metrics,
-            needs_of(folder.templates),
+            folder.templates,
         )
         self._grammars = GrammarDoor()
         self.resolution = Resolution(tokenizer, self._executor, self._grammars, self.vocab_size)

@@ -25,7 +25,6 @@ from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_lib
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.content_parts import WORD, may_read_parts
-from tokenizer_service.formats import TemplateNeeds, needs_of
 from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
@@ -66,7 +65,7 @@ def builder(
     metrics = TokenizerMetrics(CollectorRegistry())
     templates = {"default": source} if source is not None else {}
     size = max(512, tokenizer.size if tokenizer is not None else 0)
-    return PromptBuilder(tokenizer, template, executor, size, metrics, needs_of(templates))
+    return PromptBuilder(tokenizer, template, executor, size, metrics, templates)
 
 
 def chat(messages: Any, **rest: Any) -> TextRequest:
@@ -451,7 +450,7 @@ async def test_deep_tool_arguments_are_no_failure_of_ours(
     call = {"function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
     template = TemplateProcess({"default": source}, {}, 20.0, 10**6)
     metrics = TokenizerMetrics(CollectorRegistry())
-    prompts = PromptBuilder(TINY, template, executor, 512, metrics, TemplateNeeds())
+    prompts = PromptBuilder(TINY, template, executor, 512, metrics, {})
     prompt = await prompts.build(chat([{"role": "assistant", "tool_calls": [call]}]))
     assert prompt.text.count("{") == depth
     assert ('"a"' in prompt.text) is (depth > 250), "objects read as Python writes them"
@@ -530,7 +529,7 @@ async def test_text_that_the_model_has_no_token_for_is_told_by_its_field(
 ) -> None:
     """A tokenizer may have more tokens than the model."""
     metrics, template = TokenizerMetrics(CollectorRegistry()), InProcess(CHAT_TEMPLATE)
-    small: Any = PromptBuilder(TINY, template, executor, 256, metrics, TemplateNeeds())  # type: ignore[arg-type]
+    small: Any = PromptBuilder(TINY, template, executor, 256, metrics, {})  # type: ignore[arg-type]
     for request, param in (
         (TextRequest(prompt="a<|im_end|>"), "prompt"),
         (chat(user("a")), "messages"),
