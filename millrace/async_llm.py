@@ -73,7 +73,7 @@ class AsyncLLM:
     @property
     def model(self) -> str:
         """The served name."""
-        return self._client.model
+        return self._client.info.id
 
     async def generate(
         self,

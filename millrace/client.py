@@ -36,12 +36,9 @@ class EngineClient(Protocol):
     """Belongs to one event loop. `close` ends whatever still runs."""
 
     @property
-    def model(self) -> str:
-        """The served name that requests must carry."""
-
-    @property
     def info(self) -> ModelInfo:
-        """What is served, and how it writes tool calls and thoughts."""
+        """What is served, by the name that requests must carry, and how it writes tool calls and
+        thoughts."""
 
     def submit(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
         """Run one request (its slot is set here) until each of its choices has finished.

@@ -49,7 +49,6 @@ class InProcessClient:
         max_model_len: int | None,
         num_guesses: int = 0,
     ) -> None:
-        self.model = text.folder.name
         self._loaded = loaded
         self._text = text
         pipeline = self._pipeline = TextPipeline(text, metrics, max_pending=MAX_PENDING)

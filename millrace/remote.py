@@ -23,7 +23,6 @@ class RemoteClient:
 
     def __init__(self, clients: TextClients, info: ModelInfo) -> None:
         self.info = info
-        self.model = info.id
         self._clients = clients
         self._jobs: set[Job] = set()
 

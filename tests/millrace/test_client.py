@@ -122,7 +122,7 @@ async def test_a_request_ends_once_with_all_its_tokens(client: EngineClient) -> 
     finish = end(pieces)
     assert (finish.reason, finish.num_prompt_tokens, finish.num_output_tokens) == (LENGTH, 5, 12)
     assert len(ids(pieces)) == 12
-    assert client.model == "tiny"
+    assert client.info.id == "tiny"
 
 
 async def test_the_same_seed_gives_the_same_answer_alone_and_in_a_crowd(
@@ -293,7 +293,7 @@ async def test_an_alias_opens_the_model(folder: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(TextClients, "models", lambda self: [info])
         for name in ("little", "tiny", None):
             other = await open_remote(address, name)
-            assert other.model == "tiny"
+            assert other.info.id == "tiny"
             await other.close()
 
 
