@@ -33,25 +33,23 @@ from protos.json_fields import dumps
 class Telling:
     """Makes a message out of the one choice of a job."""
 
-    def __init__(self, call: Call, order: Order) -> None:
+    def __init__(self, call: Call, order: Order, choice: Choice) -> None:
         self.output = Output(Blocks())
         self._order = order
         self._request_id = call.request_id
-        self._answer: Answer | None = None
+        self._choice = choice
+        self._answer = Answer(order, call.request_id, choice)
 
-    def take(self, choice: Choice) -> bytes:
+    def take(self) -> bytes:
         """Take what has come; return the events."""
-        if self._answer is None:
-            self._answer = Answer(self._order, self._request_id, choice)
         return self.output.take(self._answer.take())
 
-    def end(self, job: Job) -> tuple[bytes, Shown]:
+    def end(self) -> tuple[bytes, Shown]:
         """Close the blocks; return the last events of them, and why the message ended."""
         told = self.output.end(COMPLETED)
-        has_calls = self._answer is not None and self._answer.has_calls
-        max_tokens, finish = self._order.requests[0].limits.max_tokens, job.choices[0].finish
+        max_tokens, finish = self._order.requests[0].limits.max_tokens, self._choice.finish
         assert finish is not None
-        return told, ending(finish, has_calls, max_tokens)
+        return told, ending(finish, self._answer.has_calls, max_tokens)
 
     def message(self, usage: dict[str, Any]) -> Shown:
         blocks = self.output.blocks
@@ -63,9 +61,9 @@ class WholeMessage(OnePiece):
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply."""
-        telling = Telling(self._call, self._order)
-        telling.take(job.choices[0])
-        _, end = telling.end(job)
+        telling = Telling(self._call, self._order, job.choices[0])
+        telling.take()
+        _, end = telling.end()
         told = {**telling.message(usage_of(job)), **end, "timings": meter.timings()}
         body = dumps(told)  # arguments stand in it as they were written
         await self._call.reply(200, body, b"application/json", [])
@@ -79,7 +77,7 @@ class MessageStream(Stream):
     ) -> None:
         super().__init__(call, vigil, metrics)
         self._job = job
-        self._telling = Telling(call, order)
+        self._telling = Telling(call, order, job.choices[0])
         self._has_begun = False
 
     def opening(self) -> bytes:
@@ -91,7 +89,7 @@ class MessageStream(Stream):
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived."""
-        if told := b"".join(self._telling.take(choice) for choice in news):
+        if told := b"".join(self._telling.take() for _ in news):
             await self.send(self._begin() + told)
 
     def _begin(self) -> bytes:
@@ -104,7 +102,7 @@ class MessageStream(Stream):
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the end of the blocks, and how the message ended."""
         begun = self._begin()
-        told, end = self._telling.end(job)
+        told, end = self._telling.end()
         usage = usage_object(usage_of(job))
         told += event("message_delta", delta=end, usage=usage, timings=meter.timings())
         await self.send(begun + told + event("message_stop"), more_body=False)

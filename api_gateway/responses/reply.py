@@ -26,24 +26,22 @@ from protos.common_pb2 import LENGTH
 class Telling:
     """Makes a response out of the one choice of a job."""
 
-    def __init__(self, call: Call, order: Order, created: int) -> None:
+    def __init__(self, call: Call, order: Order, created: int, choice: Choice) -> None:
         self.head = Head(call.request_id, created, order.model, order.asked or {})
         self.events = Events()
         self.output = Output(Items(self.head, self.events, order.namespaces))
         self._order = order
-        self._request_id = call.request_id
-        self._answer: Answer | None = None
+        self._choice = choice
+        self._answer = Answer(order, call.request_id, choice)
 
-    def take(self, choice: Choice) -> bytes:
+    def take(self) -> bytes:
         """Take what has come; return the events."""
-        if self._answer is None:
-            self._answer = Answer(self._order, self._request_id, choice)
-        rows = take_answer_rows(self._order, choice)
+        rows = take_answer_rows(self._order, self._choice)
         return self.output.take(self._answer.take(), chat_logprobs(rows)["content"])
 
     def end(self, job: Job, meter: Meter) -> tuple[bytes, Shown]:
         """Close the output; return the last events of items, and the whole response."""
-        finish = job.choices[0].finish
+        finish = self._choice.finish
         was_cut = finish is not None and finish.reason == LENGTH
         status = INCOMPLETE if was_cut else COMPLETED
         told = self.output.end(status)
@@ -61,12 +59,13 @@ class WholeResponse(OnePiece):
 
     def __init__(self, call: Call, order: Order, created: int) -> None:
         super().__init__(call, order)
-        self._telling = Telling(call, order, created)
+        self._created = created
 
     async def finish(self, job: Job, meter: Meter) -> None:
         """Send the reply."""
-        self._telling.take(job.choices[0])
-        _, response = self._telling.end(job, meter)
+        telling = Telling(self._call, self._order, self._created, job.choices[0])
+        telling.take()
+        _, response = telling.end(job, meter)
         await self._call.reply_json(200, response)
 
 
@@ -79,7 +78,7 @@ class ResponseStream(Stream):
     ) -> None:  # fmt: skip
         super().__init__(call, vigil, metrics)
         self._job = job
-        self._telling = Telling(call, order, created)
+        self._telling = Telling(call, order, created, job.choices[0])
         begun, event = self._telling.head.response(IN_PROGRESS, []), self._telling.events.event
         self._opening = event("created", response=begun) + event("in_progress", response=begun)
 
@@ -88,7 +87,7 @@ class ResponseStream(Stream):
 
     async def advance(self, news: Sequence[Choice]) -> None:
         """Send what arrived."""
-        if told := b"".join(self._telling.take(choice) for choice in news):
+        if told := b"".join(self._telling.take() for _ in news):
             await self.send(told)
 
     async def finish(self, job: Job, meter: Meter) -> None:
