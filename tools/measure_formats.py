@@ -20,10 +20,8 @@ import numpy as np
 from millrace import LLM, SamplingParams
 from tools.demo_conversations import DOMAINS, examination
 from tools.demo_domains.grammar import LANGUAGES
-from worker.arena import Arena, num_bytes
-from worker.batch import Batch
-from worker.build import LoadedModel, load_model
-from worker.kv_cache import KvCache, kv_pieces
+from worker.build import load_model
+from worker.compare import note_all
 
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -80,28 +78,7 @@ def last_logits(folder: Path, options: dict[str, Any]) -> np.ndarray[Any, np.dty
     """Return the logits [prompts, V] after every prompt of golden.json."""
     loaded = load_model(folder, **options)
     prompts = json.loads((folder / "golden.json").read_text())["prompts"]
-    return np.stack([_logits_after(loaded, prompt["ids"]) for prompt in prompts])
-
-
-def _logits_after(loaded: LoadedModel, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    size, count = loaded.block_size, len(ids)
-    num_blocks = -(-count // size)
-    pieces = kv_pieces(loaded.config, num_blocks, size, loaded.kv_dtype)
-    arena = Arena(num_bytes(pieces))
-    cache = KvCache(loaded.config, num_blocks, size, arena, loaded.kv_dtype)
-    places = np.arange(count, dtype=np.int32)
-    batch = Batch(
-        token_ids=np.array(ids, np.int32),
-        positions=places,
-        cells=places,
-        query_starts=np.array([0, count], np.int32),
-        block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-        logit_rows=places[-1:],
-        state_rows=places[:0],
-        block_size=size,
-    )
-    outputs = loaded.backend.bind(loaded.model, cache.layers)(batch)
-    return np.array(outputs.logits[0])
+    return np.stack([note_all(loaded, prompt["ids"])["logits", -1][-1] for prompt in prompts])
 
 
 if __name__ == "__main__":
