@@ -20,13 +20,12 @@ from protos.columns import unpack
 from protos.common_pb2 import LENGTH, Finish
 from protos.tokenizer_pb2 import TextLogprobs
 
-FINISH_WORDS = {LENGTH: "length"}
 
-
-def finish_word(finish: Finish, has_calls: bool = False) -> str:
+def finish_word(finish: Finish, has_calls: bool) -> str:
     """Return OpenAI's word for how a choice ended; a call cut by a stop string is none."""
-    word = FINISH_WORDS.get(finish.reason, "stop")
-    return "tool_calls" if has_calls and word == "stop" else word
+    if finish.reason == LENGTH:
+        return "length"
+    return "tool_calls" if has_calls else "stop"
 
 
 def stop_reason(finish: Finish) -> str | int | None:

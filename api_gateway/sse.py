@@ -248,7 +248,7 @@ class EventStream(Stream):
         shown["stop_reason"] = stop_reason(choice.finish)
         return self._chunk(shown, choice)
 
-    def _usage_so_far(self, is_begin: bool = False) -> dict[str, Any]:
+    def _usage_so_far(self, is_begin: bool) -> dict[str, Any]:
         return {"usage": self._usage_now(is_begin)} if self._order.continuous_usage else {}
 
     def _usage_now(self, is_begin: bool = False) -> Usage:
