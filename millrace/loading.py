@@ -11,6 +11,7 @@ from typing import cast
 
 from millrace.arguments import count, whole
 from millrace.options import ModelOptions
+from worker.kernels.library import LEVEL_NAMES
 from worker.memory import parse_size
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(
         "--kernel-level",
-        choices=["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "reference"],
+        choices=LEVEL_NAMES,
         help="instructions on the CPU (default: the best there are)",
     )
     option("--threads", type=count, metavar="N", help="that compute (default: one a core)")
