@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,28 +67,26 @@ class Stack:
                 process.stdout.close()
 
 
-@contextmanager
-def tiers(folder: Path, step_ms: float, streams: int, **gateway: object) -> Iterator[Stack]:
+def tiers(
+    folder: Path, step_ms: float, streams: int, **gateway: object
+) -> AbstractContextManager[Stack]:
     """Run the four tiers, the worker paced; they serve, and end with the block.
 
     `gateway` are settings of that tier, by their names in the environment.
     """
     registry = free_port()
     paced = ("bench.paced_worker", f"127.0.0.1:{registry}", str(folder), str(step_ms))
-    with _tiers(folder, registry, paced, {}, streams, gateway) as stack:
-        yield stack
+    return _tiers(folder, registry, paced, {}, streams, gateway)
 
 
-@contextmanager
-def worker_tiers(folder: Path, streams: int, **worker: object) -> Iterator[Stack]:
+def worker_tiers(folder: Path, streams: int, **worker: object) -> AbstractContextManager[Stack]:
     """Run the four tiers on a model; they serve, and end with the block.
 
     `worker` are settings of that tier, by their names in the environment.
     """
     registry = free_port()
     settings = {"ENGINE": f"127.0.0.1:{registry}", "MODEL": folder, **worker}
-    with _tiers(folder, registry, ("worker",), settings, streams, {}) as stack:
-        yield stack
+    return _tiers(folder, registry, ("worker",), settings, streams, {})
 
 
 @contextmanager

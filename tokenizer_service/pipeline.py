@@ -276,7 +276,7 @@ class TextPipeline:
             self._on_engine_state(lost)
         step = StepText()
         for choice in list(seat.live.values()):
-            self._replay(step, seat, choice, not choice.has_waited(seat.heard_s))
+            self._replay(step, seat, choice, not choice.note_loss(seat.heard_s))
         step.deliver()
 
     def on_tokens(self, link: EngineLink, batch: TokenBatch) -> None:

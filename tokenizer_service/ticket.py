@@ -133,7 +133,7 @@ class Choice:
         waited_s = self.ticket.request.limits.waited_ms / 1000
         self.age = limits.Age(time.monotonic(), waited_s)
 
-    def has_waited(self, heard_s: float) -> bool:
+    def note_loss(self, heard_s: float) -> bool:
         """Count the loss of an engine that spoke last at `heard_s`; return whether it found this
         one waiting."""
         num_tokens = len(self.token_ids) - self.num_at_start
