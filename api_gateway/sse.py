@@ -47,8 +47,8 @@ class Stream:
         metrics.streams.inc()
 
     def opening(self) -> bytes:
-        """Return what comes before the first frame."""
-        raise NotImplementedError
+        """Return what comes before the first frame, if anything does."""
+        return b""
 
     async def keep_alive(self) -> None:
         """Send a comment; it starts the response when nothing came for so long."""
@@ -91,7 +91,6 @@ class EventStream(Stream):
         self._shown_tokens = [0] * order.num_choices
         num_places = (1 if order.is_chat else order.num_choices) * order.return_token_ids
         self._untold_prompts = set(range(num_places))
-        self._opening: bytes | None = None
         self._offsets = [TextOffsets() for _ in job.choices]
         self._echoes = EchoedPrompts(order.echoes, job, self._bulks) if order.tells_echo else None
 
@@ -100,13 +99,14 @@ class EventStream(Stream):
         return self._make_chunks()
 
     def opening(self) -> bytes:
-        """Return what is made once: its chunks come before those that `advance` makes."""
-        if self._opening is None:
-            self._opening = self._begin()
         return self._opening
 
-    def _begin(self) -> bytes:
-        """Return, for each choice, who speaks, or the prompt's echo."""
+    @cached_property
+    def _opening(self) -> bytes:
+        """For each choice, who speaks, or the prompt's echo.
+
+        Made once: its chunks come before those that `advance` makes.
+        """
         order, chunks, choices = self._order, self._chunks, self._job.choices
         if order.is_chat:
             return b"".join(self._chunk(chunks.role(c.index), c, is_begin=True) for c in choices)

@@ -70,7 +70,8 @@ class WholeMessage(OnePiece):
 
 
 class MessageStream(Stream):
-    """Sends the events of one message."""
+    """Sends the events of one message, which begins with its first block: by then its prompt has
+    been counted."""
 
     def __init__(
         self, call: Call, order: Order, job: Job, vigil: Vigil, metrics: GatewayMetrics
@@ -79,10 +80,6 @@ class MessageStream(Stream):
         self._job = job
         self._telling = Telling(call, order, job.choices[0])
         self._has_begun = False
-
-    def opening(self) -> bytes:
-        """The message begins with its first block: by then its prompt has been counted."""
-        return b""
 
     async def keep_alive(self) -> None:
         await self.send(PING if self._has_begun else KEEP_ALIVE)
