@@ -63,6 +63,9 @@ def _run(name: str, argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at exit
         return 141
+    except PermissionError as error:  # another user's files
+        print(f"millrace: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

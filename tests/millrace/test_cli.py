@@ -442,6 +442,25 @@ def test_a_folder_of_others_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
         check_model_folder(tmp_path)
 
 
+@pytest.mark.parametrize("command", [["status", "--file"], ["logs", "--state"]])
+def test_files_of_others_are_one_line(
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is not known what is in a folder of others, and no log of theirs can be read."""
+
+    def deny(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", deny)
+    monkeypatch.setattr(Path, "exists", deny)
+    assert main([*command, str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"millrace: {tmp_path}") and said.endswith(": Permission denied\n")
+
+
 def test_what_stops_a_stack_names_its_place(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
