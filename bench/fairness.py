@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.load import first_model, percentile
 from bench.sse_client import Outcome, stream
-from bench.tiers import Stack, end_on_sigterm, tiers
+from bench.tiers import end_on_sigterm, tiers
 from millrace.project import DEMO_MODEL
 
 SEATS = 32
@@ -81,14 +81,6 @@ class Load:
         self.shorts.append(outcome)
 
 
-def measure(stack: Stack, seconds: float, key: str, num_long: int) -> Load:
-    load = Load(stack.url, first_model(stack.url, key), seconds)
-    asyncio.run(load.run(key, num_long))
-    if load.num_failed:
-        raise RuntimeError(f"{load.num_failed} requests failed")
-    return load
-
-
 def key_file(folder: Path) -> Path:
     """Write the digests of both tenants' keys."""
     path = folder / "keys"
@@ -102,7 +94,11 @@ def run(model: Path, step_ms: float, seconds: float, key: str, num_long: int) ->
     with tempfile.TemporaryDirectory() as folder:
         keys = key_file(Path(folder))
         with tiers(model, step_ms, SEATS, API_KEY_FILE=keys) as stack:
-            return measure(stack, seconds, key, num_long)
+            load = Load(stack.url, first_model(stack.url, key), seconds)
+            asyncio.run(load.run(key, num_long))
+    if load.num_failed:
+        raise RuntimeError(f"{load.num_failed} requests failed")
+    return load
 
 
 def main() -> None:

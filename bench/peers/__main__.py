@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _task(args: argparse.Namespace, folder: Path) -> Task:
 
 
 def _measured(candidate: Candidate, task: Task, python: str, limit_s: float) -> Outcome:
-    outcome = run(candidate, task.with_weights(candidate.weights), python, limit_s)
+    outcome = run(candidate, replace(task, weights=candidate.weights), python, limit_s)
     answer = outcome.answer
     rates = [f"batch {b}: {rate:.1f}" for b, rate in answer.decode_tokens_per_s.items()]
     if task.prompt:

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
@@ -38,10 +38,6 @@ class Task:
     """Prefills of which the fastest counts; the first one touches the memory. None begins after
     `PREFILL_BUDGET_S`."""
     threads: int
-
-    def with_weights(self, weights: str) -> Task:
-        """Return the same task for another kind of weights."""
-        return replace(self, weights=weights)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from bench.peers.running import ROOT
+from millrace.project import HOME
 
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd")
 
@@ -30,5 +30,5 @@ def hardware() -> str:
 def revision() -> str:
     """Return the revision of this tree, `+` behind it where files differ from it."""
     command = ["git", "describe", "--always", "--dirty=+"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else "unknown"

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from bench.peers.asking import Answer, Task, read_answer
 from bench.peers.candidates import Candidate
+from millrace.project import HOME
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MAX_REASON = 200
 
 
@@ -52,7 +52,7 @@ def _end(argv: list[str], output: int, environment: dict[str, str], limit_s: flo
     """Return how the process ended, empty if well; nothing of it is left."""
     try:
         process = subprocess.Popen(
-            argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+            argv, cwd=HOME, env=environment, stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
@@ -74,7 +74,7 @@ def _environment() -> dict[str, str]:
     """Return ours without thread counts, which every system is told by its own interface."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in counts}
-    return kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return kept | {"PYTHONPATH": str(HOME), "HF_HUB_OFFLINE": "1"}
 
 
 def _last_line(log: Path) -> str:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def task(folder: Path, batches: list[int] | None = None) -> Task:
 
 def fake(folder: Path, weights: str, limit_s: float = 60, python: str = sys.executable) -> Outcome:
     candidate = Candidate("fake", weights, FAKE, "int8")
-    return run(candidate, task(folder).with_weights(weights), python, limit_s)
+    return run(candidate, replace(task(folder), weights=weights), python, limit_s)
 
 
 def test_what_a_peer_answers(tmp_path: Path) -> None:
