@@ -89,6 +89,9 @@ class NoGrammars:
     def warm_up(self) -> None:
         """Nothing is slow the first time."""
 
+    def prepare(self, sampling: bytes) -> str:
+        return ""
+
 
 class PacedModel:
     """Has what the server and the offline face ask of a LoadedModel."""
