@@ -23,7 +23,6 @@ import pytest
 
 from common.errors import Cancelled, InvalidRequest, ServiceError
 from millrace import LLM, AsyncLLM, RequestOutput, SamplingParams, in_process
-from millrace.async_llm import MAX_IN_FLIGHT
 from millrace.cli import main
 from millrace.client import Piece
 from millrace.project import DEMO_MODEL
@@ -530,10 +529,13 @@ def test_a_forked_process_is_told_and_leaves_the_llm_alone(tiny: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
 
 
-async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(tiny: Path) -> None:
+async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.async_llm.MAX_IN_FLIGHT", 8)
     llm = await AsyncLLM.open(tiny, kv_cache_memory=KV_CACHE_MEMORY)
     long = sampled(1, max_tokens=400, ignore_eos=True)
-    streams = [llm.stream("x", long) for _ in range(MAX_IN_FLIGHT)]
+    streams = [llm.stream("x", long) for _ in range(8)]
     for stream in streams:
         await anext(stream)
     waiting = asyncio.create_task(llm.generate("waits for room", sampled(1)))

@@ -234,9 +234,12 @@ async def test_a_dead_engine_is_replayed_on_another(tiny_folder: Path) -> None:
         engines[first].send(token_batch([(sent.slot, 0, [0xE4, 0xBD])]))
         await gateway.until(lambda message: len(message.batch.token_ids) == 8)
         await engines[first].stop()
-        again = await waiting.pop()
+        second, resent = engines[1 - first], waiting.pop()
+        while not resent.done():  # a replay waits for a word that came after the loss
+            second.tell(ready_state())
+            await asyncio.sleep(0.01)
+        again = resent.result()
         assert ids_of(again.resumed_token_ids[0]) == [0xE4, 0xBD] and again.attempt == 1
-        second = engines[1 - first]
         second.send(token_batch([(again.slot, 2, [0xA0, 65])]))
         second.send(token_batch([], [finish(again.slot, FinishReason.LENGTH, 4)]))
         assert (await gateway.text(0))[0] == "你A"
