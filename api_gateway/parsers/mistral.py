@@ -64,8 +64,8 @@ class MistralParser:
 
     def end(self) -> list[Delta]:
         is_shown = self._call is not None and self._call.is_shown
-        is_between = self._wanted == ",]" or (self._wanted == "{" and self._at == 0)
-        is_gap = (is_between or self._is_after_list) and not self._text.strip(SPACE)
+        is_behind_call = self._is_after_list or (bool(self._wanted) and not self._at)
+        is_gap = is_behind_call and not self._text.strip(SPACE)
         held, self._text = self._text, ""
         return [held] if held and not is_shown and not is_gap else []
 
