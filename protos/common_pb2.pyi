@@ -140,14 +140,16 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., start_after: _Optional[bytes] = ..., opener: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
-    __slots__ = ("max_tokens", "begin", "end")
+    __slots__ = ("max_tokens", "begin", "end", "end_heads")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    END_HEADS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     begin: bytes
     end: bytes
-    def __init__(self, max_tokens: _Optional[int] = ..., begin: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
+    end_heads: bytes
+    def __init__(self, max_tokens: _Optional[int] = ..., begin: _Optional[bytes] = ..., end: _Optional[bytes] = ..., end_heads: _Optional[bytes] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from common.errors import InvalidRequest
-from protos.columns import unpack
+from protos.columns import pack, unpack
 from protos.common_pb2 import Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextRequest
 from tokenizer_service.breakers import Breakers
@@ -39,6 +39,7 @@ class Resolution:
         self._executor = executor
         self._door = door
         self._breakers: Breakers | None = None
+        self._heads: bytes | None = None
 
     async def sampling(self, request: TextRequest, place: Place | None) -> SamplingParams:
         """Return the request's SamplingParams with all ids.
@@ -81,8 +82,18 @@ class Resolution:
                 found.grammar.opener = opener
         if text.HasField("thinking_token_budget"):
             found.thinking.max_tokens, found.thinking.end = text.thinking_token_budget, end
+            found.thinking.end_heads = self._end_heads(tokenizer, end)
             if place is Place.START:
                 found.thinking.begin = tokenizer.encode(OPEN, add_special_tokens=False)
+
+    def _end_heads(self, tokenizer: Tokenizer, end: bytes) -> bytes:
+        """Return the column of the tokens that end as a spelled end tag begins; the same always."""
+        first, *others = unpack(end)
+        if others and self._heads is None:
+            begin = tokenizer.piece(first).lstrip()
+            pieces = enumerate(tokenizer.pieces())
+            self._heads = pack([token_id for token_id, text in pieces if text.endswith(begin)])
+        return self._heads or b""
 
     def _can_be_drawn(self, column: bytes) -> bool:
         """Whether the model has all these tokens: a tokenizer may have more."""

@@ -137,6 +137,22 @@ async def test_a_budget_names_the_tags(tiny_tokenizer: Tokenizer) -> None:
             assert ids_of(found.begin) == ([begin] if place is Place.START else [])
 
 
+async def test_a_budget_knows_a_spelled_tag_whose_first_token_holds_text_before_it() -> None:
+    told = json.loads(tiny_library().to_str())
+    told["added_tokens"] = [one for one in told["added_tokens"] if "think" not in one["content"]]
+    ids, vocab = iter(range(510, 512)), told["model"]["vocab"]
+    for pair in (["<", "/"], [".", "</"]):
+        told["model"]["merges"].append(pair)
+        vocab["".join(pair)] = next(ids)
+    tokenizer = Tokenizer(Library.from_str(json.dumps(told)))
+    request = TextRequest(text=TextOptions(thinking_token_budget=0))
+    with ThreadPoolExecutor(1) as executor:
+        resolution = Resolution(tokenizer, executor, GrammarDoor())
+        found = (await resolution.sampling(request, Place.PROMPTED)).thinking
+    assert texts(tokenizer, [found.end])[0][:2] == [b"</", b"t"]
+    assert texts(tokenizer, [found.end_heads]) == [[b"</", b".</"]]
+
+
 async def test_a_grammar_acts_at_once_where_no_token_would_begin_thoughts() -> None:
     """Llama-3.1-Nemotron's tags are no tokens: it answers without a thought, bound."""
     told = json.loads(tiny_library().to_str())

@@ -17,6 +17,7 @@ class ThinkingBudget:
         self._max_tokens = asked.max_tokens
         self._begin = column(asked.begin)
         self._end = column(asked.end)
+        self._heads = np.union1d(column(asked.end_heads), self._end[:1])
         self._has_ended = False
 
     @classmethod
@@ -39,9 +40,7 @@ class ThinkingBudget:
             self._has_ended = True
             return None
         most = min(len(thoughts), len(self._end) - 1)
-        begun = next(
-            n for n in range(most, -1, -1) if np.array_equal(tail(thoughts, n), self._end[:n])
-        )
+        begun = next(n for n in range(most, -1, -1) if self._is(tail(thoughts, n), self._end[:n]))
         return self._end[begun : begun + 1]
 
     def _is_in(self, thoughts: Ints) -> bool:
@@ -49,7 +48,11 @@ class ThinkingBudget:
         end = sure(self._end)
         ended = thoughts[: len(thoughts) - (len(self._end) - len(end))]
         last = np.flatnonzero(ended == end[-1])
-        return any(np.array_equal(ended[at + 1 - len(end) : at + 1], end) for at in last)
+        return any(self._is(ended[max(at + 1 - len(end), 0) : at + 1], end) for at in last)
+
+    def _is(self, ids: Ints, tag: Ids) -> bool:
+        """Whether `ids` are the first ones of the end tag, perhaps with text before it."""
+        return np.array_equal(ids[1:], tag[1:]) and bool(np.isin(ids[:1], self._heads).all())
 
 
 def sure(tag: Ids) -> Ids:

@@ -12,10 +12,14 @@ from worker.errors import RowError
 from worker.sampler import Sampler
 from worker.sampling.thinking import ThinkingBudget
 
+HEAD = 11
+"""A token that ends as the end tag begins: `.</`."""
+
 
 def forced(output: list[int], most: int, end: list[int], begin: list[int]) -> list[int]:
     """Return what is forced after each of the first tokens of `output`, 0 = nothing."""
-    budget = ThinkingBudget(Asked(max_tokens=most, begin=pack(begin), end=pack(end)))
+    tags = {"begin": pack(begin), "end": pack(end), "end_heads": pack([HEAD])}
+    budget = ThinkingBudget(Asked(max_tokens=most, **tags))
     found = []
     for length in range(len(output) + 1):
         ids = budget.forced(np.array(output[:length], np.int32))
@@ -38,6 +42,9 @@ def forced(output: list[int], most: int, end: list[int], begin: list[int]) -> li
         ([9, 1, 9, 8, 4], 1, [9, 8], [], [0, 8, 9, 8, 0, 0]),  # it was not obeyed: it insists
         ([1, 9, 8, 6, 4, 4], 4, [9, 8, 5], [], [0] * 7),  # ended by a token that holds newlines too
         ([1, 9, 8, 5, 4], 3, [9, 8, 5], [], [0, 0, 0, 5, 0, 0]),
+        ([1, HEAD, 8, 6, 4], 4, [9, 8, 5], [], [0] * 6),  # ended by a tag in one token with a stop
+        ([1, HEAD, 8, 5, 4], 2, [9, 8, 5], [], [0, 0, 8, 5, 0, 0]),
+        ([HEAD, 4, 9, 8, 5, 4], 1, [9, 8, 5], [], [0, 8, 9, 8, 5, 0, 0]),
         ([7, 2, 3, 9, 8, 5], 0, [9, 8, 5], [7, 2, 3], [0, 0, 0, 9, 8, 5, 0]),
         ([7, 2, 6, 1, 9, 8, 5, 4], 1, [9, 8, 5], [7, 2, 3], [0, 0, 0, 0, 9, 8, 5, 0, 0]),
     ],
