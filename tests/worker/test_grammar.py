@@ -205,6 +205,23 @@ def test_a_grammar_acts_behind_a_tag_in_whatever_tokens(
     assert seen[-1] is not None and seen[-1].tolist() == list(left)
 
 
+@pytest.mark.parametrize("begun", [b"</think", b"Hm.</think"])
+def test_no_token_ends_the_tag_and_begins_what_the_grammar_refuses(
+    tmp_path: Path, begun: bytes
+) -> None:
+    """R1-like fine-tunes of Qwen2.5 write `</think><answer>`, with the token `><`."""
+    library = tiny_library()
+    library.add_tokens([AddedToken(one, normalized=False) for one in ("><", ">o", ">\n<", ">\n")])
+    wrong = {library.token_to_id("><"), library.token_to_id(">\n<")}
+    library.save(str(tmp_path / "tokenizer.json"))
+    rule = grammar("CHOICE", ["ok"], list(b"</think>"))
+    follower = constrained(Grammars(tmp_path / "tokenizer.json", VOCAB_SIZE), rule).draw.grammar
+    assert follower is not None
+    allowed = follower.allowed(np.array([*begun], np.int32))
+    assert allowed is not None and set(range(VOCAB_SIZE)) - {*allowed.tolist()} == wrong
+    assert follower.allowed(np.array([*begun, ord("!")], np.int32)) is None
+
+
 def test_a_grammar_acts_only_after_its_id_sequence(grammars: Grammars) -> None:
     rule = grammar("CHOICE", ["ok"], [THOUGHT, 10])
     output = [ord("h"), THOUGHT, ord("m"), THOUGHT, 10, ord("o")]
