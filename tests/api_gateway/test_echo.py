@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 
+from api_gateway.__main__ import Gateway
 from protos.common_pb2 import IGNORED, LENGTH, SCORE
 from tests.api_gateway.requests import completion, events
 from tests.support.fake_tokenizer import FakeTokenizer, Stream
@@ -83,6 +86,24 @@ async def test_an_echo_of_one_token_has_nothing_to_wait_for(
     body = completion(prompt="a", echo=True, logprobs=0, **USAGE)
     shown, _ = joined((await client.post(COMPLETIONS, json=body)).text)
     assert shown[0]["text"] == "ab" and shown[0]["logprobs"]["tokens"] == ["a", "b"]
+
+
+async def test_an_echo_goes_out_while_its_answer_is_made(
+    served: tuple[Gateway, httpx.AsyncClient], fake: FakeTokenizer
+) -> None:
+    fake.script = None
+    body = completion(prompt="héllo", echo=True, logprobs=1, stream=True)
+    request = served[1].build_request("POST", COMPLETIONS, json=body)
+    asked = asyncio.create_task(served[1].send(request, stream=True))
+    stream, slot = await fake.arrivals.get()
+    stream.start(slot, 3)
+    stream.prompt_logprobs(slot, "h", "é", first=0)
+    stream.prompt_logprobs(slot, "llo", first=2)
+    reply = await asked
+    first = await anext(reply.aiter_lines())
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "héllo"
+    stream.finish(slot)
+    await reply.aclose()
 
 
 async def test_a_refusal_is_a_status_not_an_echo(

@@ -219,18 +219,18 @@ async def test_offsets_are_places_in_the_text(
     """A token that the tokenizer has put before the prompt has no room in it; streams count on."""
 
     def begun(stream: Stream, slot: int) -> None:
-        stream.start(slot, 3)
-        stream.prompt_logprobs(slot, "<s>", b"\xc3", b"\xa9", b"\xf0", first=0)
+        stream.start(slot, 5)
+        stream.prompt_logprobs(slot, "<s>", b"\xc3", b"\xa9", b"\xf0", "x", first=0)
         stream.token(slot, "ab", logprob=-0.25)
         stream.token(slot, "é", logprob=-0.25)
         stream.token(slot, "c", logprob=-0.25)
         stream.finish(slot)
 
     fake.script = begun
-    body = completion(prompt="é\ufffd", echo=True, logprobs=1)
+    body = completion(prompt="é\ufffdx", echo=True, logprobs=1)
     choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
-    assert choice["text"] == "é\ufffdabéc"
-    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 2, 4, 5]
+    assert choice["text"] == "é\ufffdxabéc"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 2, 3, 5, 6]
     body = completion(logprobs=1, stream=True)
     stream = events((await client.post(COMPLETIONS, json=body)).text)
     rows = [c["logprobs"] for event in stream for c in event["choices"] if c["logprobs"]]

@@ -201,6 +201,10 @@ async def test_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     assert [row["logprob"] for row in rows] == [-0.5, -1.5, -2.5]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [row for event in deltas for row in event["logprobs"]] == rows
+    for more in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}, {}):
+        assert (await client.post("/v1/responses", json=ask(**more))).status_code == 200
+        *_, request = fake.streams[-1].requests_seen.values()
+        assert request.limits.HasField("logprobs") == bool(more)
 
 
 async def test_a_conversation_comes_back_as_it_was_said(
@@ -403,11 +407,16 @@ async def test_auto_may_stand_without_tools(
     assert forced.json()["error"]["param"] == "tool_choice"
 
 
-async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+@pytest.mark.parametrize(
+    ("kind", "word"), [("Internal", "server_error"), ("Overloaded", "rate_limit_exceeded")]
+)
+async def test_a_stream_that_fails_says_so(
+    client: httpx.AsyncClient, fake: FakeTokenizer, kind: str, word: str
+) -> None:
     def run(stream: Stream, slot: int) -> None:
         stream.start(slot)
         stream.token(slot, "Hel")
-        stream.fail(slot, ERROR, kind="Internal", message="broken", code="worker_failed")
+        stream.fail(slot, ERROR, kind=kind, message="broken", code="worker_failed")
 
     fake.script = run
     *_, closed, last = sent((await client.post(URL, json=ask(stream=True))).text)
@@ -417,7 +426,7 @@ async def test_a_stream_that_fails_says_so(client: httpx.AsyncClient, fake: Fake
     assert closed["item"]["content"][0]["text"] == "Hel"
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {
-        "code": "server_error",
+        "code": word,
         "reason": "worker_failed",
         "message": "broken",
     }

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 import uvicorn
@@ -16,7 +17,7 @@ import uvicorn
 from api_gateway.job import Job
 from api_gateway.protocol import BoundedProtocol
 from api_gateway.server import STREAMS_FIRST_S, Server
-from api_gateway.taking import Taking, look_at
+from api_gateway.taking import TCP_INFO_BYTES, UNACKED_AT, UNSENT_AT, Taking, look_at
 from api_gateway.watch import Vigil, Watch
 from tests.api_gateway.conftest import until
 
@@ -67,6 +68,17 @@ async def test_nothing_that_waits_is_no_silence() -> None:
     assert [taking.nothing_since(now) for now in (1.0, 50.0)] == [1.0, 50.0]
     transport.close()
     there.close()
+
+
+@pytest.mark.parametrize("at", [UNACKED_AT, UNSENT_AT])
+def test_what_the_kernel_alone_has_waits_too(at: int) -> None:
+    """As of a short reply to a host that is gone."""
+    transport, info = MagicMock(), bytearray(TCP_INFO_BYTES)
+    transport.get_write_buffer_size.return_value = 0
+    transport.get_extra_info().getsockopt.return_value = info
+    assert not look_at(transport).is_waiting
+    info[at] = 1
+    assert look_at(transport).is_waiting
 
 
 async def test_a_stream_of_a_slow_reader_is_not_cut_off(ends: Ends) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_core import socket_folder
 from engine_core.socket_folder import SocketFolder
 
 MAKES_ONE = """
@@ -64,3 +65,13 @@ def test_a_folder_that_was_taken_for_left_is_made_again(
     folder = SocketFolder()
     assert str(folder.path) == made[1] and folder.path.exists()
     folder.remove()
+
+
+def test_a_place_whose_path_is_too_long_for_a_socket_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (far := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(far))
+    monkeypatch.setattr(socket_folder, "SHORT", tmp_path)
+    with SocketFolder() as folder:
+        assert folder.path.parent == tmp_path
