@@ -80,10 +80,11 @@ async def test_every_request_leaves_one_line_without_its_text(
     caplog.set_level(logging.INFO, "api_gateway.app")
     await client.post("/v1/chat/completions", json=chat(request_id="a", stream=True))
     await client.post("/v1/completions", json=completion(request_id="b", n=0))
+    await client.post("/v1/completions", json=completion(request_id="c", n=2))
     await client.get("/live")
     lines = [vars(r) for r in caplog.records if r.name == "api_gateway.app"]
-    assert [line["request_id"] for line in lines] == ["a", "b"]
-    good, bad = lines
+    assert [line["request_id"] for line in lines] == ["a", "b", "c"]
+    good, bad, twofold = lines
     for key, value in {
         "tenant": "default", "route": "/v1/chat/completions", "model": "fake-model",
         "stream": True, "status": 200, "finish_reason": "stop", "prompt_tokens": 5,
@@ -92,6 +93,7 @@ async def test_every_request_leaves_one_line_without_its_text(
         assert good[key] == value, key
     assert good["ttft_ms"] > 0 and good["e2e_ms"] >= good["ttft_ms"]
     assert (bad["status"], bad["code"]) == (400, "invalid_value")
+    assert twofold["finish_reason"] == ["stop", "stop"]
     assert "Hello" not in json.dumps(lines, default=str)
 
 

@@ -78,7 +78,7 @@ async def test_a_response_whole(client: httpx.AsyncClient, fake: FakeTokenizer) 
     assert [part["text"] for part in item["content"]] == [TEXT]
     assert (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (5, 3)
     assert whole["instructions"] == "Be short." and whole["temperature"] == 0.5
-    assert whole["metadata"] == {"k": "v"} and whole["store"] is False
+    assert whole["metadata"] == {"k": "v"} and whole["store"] is whole["background"] is False
     assert whole["error"] is whole["incomplete_details"] is None
     (request,) = fake.streams[-1].requests_seen.values()
     assert json.loads(request.chat.messages_json) == [
@@ -97,7 +97,8 @@ async def test_a_response_tells_what_its_answer_was_drawn_by(
 
     first, *_, last = await both(client, ask(top_p=0.5, frequency_penalty=-1))
     assert told(first["response"]) == told(last["response"]) == [0.7, 0.5, 0, -1]
-    assert told((await client.post(URL, json=ask(temperature=0))).json()) == [0, 0.8, 0, 0]
+    greedy = (await client.post(URL, json=ask(temperature=0))).json()
+    assert told(greedy) == [0, 0.8, 0, 0] and greedy["metadata"] == {}
 
 
 async def test_when_a_response_was_complete(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -199,6 +200,7 @@ async def test_logprobs(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     events = await both(client, ask(include=["message.output_text.logprobs"], top_logprobs=2))
     rows = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
     assert [row["logprob"] for row in rows] == [-0.5, -1.5, -2.5]
+    assert events[-1]["response"]["top_logprobs"] == 2
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [row for event in deltas for row in event["logprobs"]] == rows
     for more in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}, {}):
@@ -253,12 +255,22 @@ async def test_a_conversation_comes_back_as_it_was_said(
     ]
 
 
-async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    shape = {"type": "json_schema", "name": "form", "schema": SCHEMA, "strict": True}
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ({"type": "json_schema", "name": "form", "schema": SCHEMA, "strict": True},
+         Grammar.JSON_SCHEMA),
+        ({"type": "json_object"}, Grammar.JSON_SCHEMA),
+        ({"type": "text"}, None),
+    ],
+)  # fmt: skip
+async def test_the_form_of_an_answer(
+    client: httpx.AsyncClient, fake: FakeTokenizer, shape: dict[str, Any], kind: Any
+) -> None:
     whole = (await client.post(URL, json=ask(text={"format": shape}))).json()
     assert whole["text"]["format"] == shape
     (request,) = fake.streams[-1].requests_seen.values()
-    assert request.text.grammar.kind == Grammar.JSON_SCHEMA
+    assert (request.text.grammar.kind if request.text.HasField("grammar") else None) == kind
 
 
 @pytest.mark.parametrize(
@@ -273,7 +285,7 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
         (ask(input=[{"role": "user", "content": [{"type": "input_text"}]}]),
          "input[0].content[0].text"),
         (ask(input=[{"type": "function_call", "call_id": "c", "name": "n"}]), "input[0].arguments"),
-        (ask(max_output_tokens=0), "max_output_tokens"),
+        (ask(max_output_tokens=-1), "max_output_tokens"),
         (ask(temperature=9), "temperature"),
         (ask(top_logprobs=500), "top_logprobs"),
         (ask(previous_response_id="resp_1"), "previous_response_id"),

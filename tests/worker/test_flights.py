@@ -127,7 +127,7 @@ def test_a_step_that_fails_on_the_device_is_named(later: int) -> None:
     life = Life(device)
     life.begin(1)
     device.done[1].set()
-    with pytest.raises(StepFailed, match="step 1 failed: RuntimeError..the device is sick"):
+    with pytest.raises(StepFailed, match="^step 1 failed: RuntimeError..the device is sick"):
         life.begin(later)
     assert life.delivered == []
     life.flights.close()
