@@ -166,7 +166,6 @@ class Link:
         except msgspec.DecodeError as error:
             self._inbox.put(Lost(self, f"{self._address} sent what is not for a worker: {error}"))
             return
-        self._num_retries = 0
         if isinstance(message, wire.Lease):
             self._next_beat = math.inf
         if message is not None:
@@ -175,7 +174,6 @@ class Link:
     def _watch(self, watch: zmq.Socket[bytes]) -> None:
         event = recv_monitor_message(watch)["event"]
         if event == zmq.EVENT_CONNECTED:
-            self._num_retries = 0
             if self._is_to_front:
                 self._next_beat = time.monotonic()
             log.info("connected", extra={"address": self._address})
