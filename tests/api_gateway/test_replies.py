@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from protos.common_pb2 import IGNORED, LENGTH, Grammar
+from protos.common_pb2 import IGNORED, LENGTH, STOPPED, Grammar
 from protos.tokenizer_pb2 import TextBatch, TextLogprobs
 from tests.api_gateway.requests import chat, completion, events
 from tests.support.fake_tokenizer import FakeTokenizer, Stream, echo, logprob_entry
@@ -57,17 +57,20 @@ async def test_reasoning_can_be_left_out(client: httpx.AsyncClient, fake: FakeTo
     assert deltas(stream)[1:] == [{"content": "42"}]
 
 
+@pytest.mark.parametrize(
+    ("reason", "word", "content"), [(LENGTH, "length", None), (STOPPED, "stop", "")]
+)
 async def test_content_is_null_when_the_limit_falls_into_the_thoughts(
-    client: httpx.AsyncClient, fake: FakeTokenizer
+    client: httpx.AsyncClient, fake: FakeTokenizer, reason: Any, word: str, content: str | None
 ) -> None:
     def cut(stream: Stream, slot: int) -> None:
         stream.start(slot)
         stream.token(slot, "Hmm", channel=1)
-        stream.finish(slot, LENGTH, num_reasoning_tokens=1)
+        stream.finish(slot, reason, num_reasoning_tokens=1)
 
     fake.script = cut
     choice = (await client.post(CHAT, json=chat())).json()["choices"][0]
-    assert choice["message"]["content"] is None and choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == content and choice["finish_reason"] == word
     assert choice["message"]["reasoning"] == "Hmm"
 
 
