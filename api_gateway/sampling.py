@@ -10,8 +10,8 @@ from protos.columns import pack
 from protos.common_pb2 import Dry, DynamicTemperature, LogitBias, SamplingParams, Xtc
 
 SAME_NAME = (
-    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "presence_penalty",
-    "frequency_penalty", "repetition_penalty",
+    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
 )  # fmt: skip
 
 
@@ -23,6 +23,8 @@ def sampling(body: Fields) -> SamplingParams:
             setattr(params, name, value)
     if body.top_k is not None:
         params.top_k = max(0, body.top_k)  # -1 is vLLM's word for off
+    if body.top_n_sigma is not None:
+        params.top_n_sigma = max(0, body.top_n_sigma)  # and llama.cpp's for this one
     for token_id, bias in (body.logit_bias or {}).items():
         params.logit_bias.append(LogitBias(token_id=int(token_id), bias=bias))
     params.samplers.extend(body.samplers or [])

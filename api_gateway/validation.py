@@ -18,7 +18,7 @@ from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest,
 from protos import limits
 
 BOUNDED = (
-    "max_tokens", "min_tokens", "temperature", "top_p", "min_p", "typical_p", "top_n_sigma",
+    "max_tokens", "min_tokens", "temperature", "top_p", "min_p", "typical_p",
     "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "n", "n_keep", "prompt_logprobs",
@@ -54,14 +54,14 @@ def check_fields(body: Fields) -> None:
     check_routing(body)
     if body.max_tokens == -1:  # as llama.cpp has it
         body.max_tokens = None
-    if body.top_n_sigma == -1:  # llama.cpp's word for off
-        body.top_n_sigma = 0
     draws_nothing = isinstance(body, CompletionRequest) and body.draws_nothing
     for name in BOUNDED:
         if not (name == "max_tokens" and draws_nothing):
             check_bound(name, getattr(body, name))
-    if body.top_k not in (None, -1) and (why := limits.violation("top_k", body.top_k)):
-        raise refuse(why.replace("be between", "be -1 or between", 1), "top_k")
+    for name in ("top_k", "top_n_sigma"):  # -1 is off
+        value = getattr(body, name)
+        if value not in (None, -1) and (why := limits.violation(name, value)):
+            raise refuse(why.replace("be between", "be -1 or between", 1), name)
     if body.min_tokens and body.max_tokens is not None and body.min_tokens > body.max_tokens:
         raise refuse(
             f"min_tokens {body.min_tokens} is more than max_tokens {body.max_tokens}", "min_tokens"

@@ -189,9 +189,9 @@ def given_up(attempt: int) -> str:
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "typical_p": (1,),
-    "top_n_sigma": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
-    "bad_words": ([],), "allowed_token_ids": (), "dynamic_temperature": (),
+    "top_n_sigma": (0, -1), "xtc_probability": (0,), "dry_multiplier": (0,),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
+    "logit_bias": ({},), "bad_words": ([],), "allowed_token_ids": (), "dynamic_temperature": (),
 }  # fmt: skip
 """Values of the sampler's fields that ask the chain for nothing, beside None."""
 

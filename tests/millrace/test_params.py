@@ -31,6 +31,7 @@ POINT = {"properties": {"x": {"format": "password"}}}
         ("temperature", 10**400, "temperature: Number out of range"),
         ("seed", -(10**400), "seed must be between"),
         ("top_k", -2, "top_k must be -1 or between 0 and"),
+        ("top_n_sigma", -2, "top_n_sigma must be -1 or between 0 and 100, got -2"),
         ("top_k", 1.5, "top_k: Expected `int | null`, got `float`"),
         ("max_tokens", 0, "max_tokens must be between 1 and 16777216, got 0"),
         ("max_tokens", True, "max_tokens: Expected `int | null`, got `bool`"),
