@@ -45,10 +45,14 @@ async def missing(url: str, supervisor: Supervisor) -> list[str]:
         status, body = await get(f"{url}/ready")
     except OSError:
         return starting or ["no answer"]
+    return unready(status, body) or starting
+
+
+def unready(status: int, body: bytes) -> list[str]:
+    """Return why a stack is not ready whose /ready answers so; empty means ready."""
     if status == 200:
-        return starting
-    reasons = told(body, "reasons") or [f"/ready answers {status}"]
-    return [str(reason) for reason in reasons]
+        return []
+    return [str(reason) for reason in told(body, "reasons")] or [f"/ready answers {status}"]
 
 
 def told(body: bytes, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ import asyncio
 from millrace.processes import age_s, is_halted
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project, running
-from millrace.readiness import get
+from millrace.readiness import get, unready
 from millrace.state import ReplicaState, RunState
 
 
@@ -35,7 +35,8 @@ async def _verdict(state: RunState) -> str:
         status, body = await get(f"{state.url}/ready")
     except OSError:
         return "no answer"
-    return "ready" if status == 200 else f"not ready: {body.decode(errors='replace')}"
+    reasons = unready(status, body)
+    return f"not ready: {'; '.join(reasons)}" if reasons else "ready"
 
 
 def _line(replica: ReplicaState) -> str:

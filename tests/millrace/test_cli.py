@@ -7,6 +7,7 @@ import http.server
 import importlib
 import io
 import json
+import os
 import re
 import shlex
 import socket
@@ -27,10 +28,11 @@ from millrace.cli import COMMANDS, main
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.placement import Replica
-from millrace.processes import free_port
+from millrace.processes import free_port, identify
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess, from_the_root
 from millrace.runner import Plan
+from millrace.state import RunState
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,6 +294,32 @@ def test_commands_that_need_a_stack_say_how_to_start_one(
 ) -> None:
     assert main([name, "--state", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("start it with: millrace up\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"reasons":["a loads","b is gone"],"engines":[{"ready":false}]}', "a loads; b is gone"),
+        (b"upstream is down", "/ready answers 503"),
+    ],
+)
+def test_status_tells_the_reasons_alone(
+    answer: bytes,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(url: str) -> tuple[int, bytes]:
+        return 503, answer
+
+    runner = identify(os.getpid())
+    assert runner is not None
+    state = RunState("run", runner, "http://here", "demo", ready=True, replicas=[])
+    monkeypatch.setattr("millrace.commands.status.get", ask)
+    monkeypatch.setattr("millrace.commands.status.running", lambda _: state)
+    assert main(["status", "--state", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith(f"http://here  demo  not ready: {said}  up ")
 
 
 @pytest.mark.parametrize("name", ["up", "down", "logs", "status", "chat"])
