@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +22,7 @@ import msgspec
 import numpy as np
 
 from protos import common_pb2
+from worker.end_tag import EndTag
 from worker.errors import GrammarLimit, RowError
 from worker.kernels.checks import Ints
 from worker.noise import Ids
@@ -211,18 +210,6 @@ class _Vocabulary:
         return flags.view(bool)
 
 
-@lru_cache(32)
-def beyond(tokenizer: LLTokenizer, begin: bytes) -> list[tuple[int, bytes]]:
-    """Return the tokens that begin so and go on, and how."""
-    from llguidance import LLMatcher
-
-    pattern = re.escape(begin.decode(errors="replace")) + "(?s:.*)"
-    mask = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(pattern)).compute_bitmask()
-    ids = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
-    texts = ((token_id, tokenizer.decode_bytes([token_id])) for token_id in ids.tolist())
-    return [(i, text[len(begin) :]) for i, text in texts if text[len(begin) :].strip()]
-
-
 class _Wait(NamedTuple):
     """When a grammar begins to act: behind the text of `after`, at once when there is none."""
 
@@ -257,8 +244,7 @@ class Follower:
         self._make_own = make_own
         self._wait = wait
         self._vocabulary = vocabulary
-        tag = vocabulary.tokenizer.decode_bytes(list(wait.after))
-        self._tag = tag.lstrip()  # some put a blank before it
+        self._end_tag = EndTag(vocabulary.tokenizer, wait.after)
         self._begin(matcher)
         self._ahead: tuple[int, Future[Ids | None]] | None = None
 
@@ -310,41 +296,26 @@ class Follower:
         return self._next()
 
     def _begins_behind(self, output_ids: Ints) -> bool:
-        """Whether the last id completes what the grammar waits for, in whatever tokens.
+        """Whether the last id completes what the grammar waits for; what it holds behind it counts.
 
-        A token that ends a tag may begin the answer, as `>{"` does: that part is consumed. White
-        space behind the tag is nobody's.
+        So does `>{"`, which ends a tag and begins the answer.
         """
-        _, found, rest = self._tail(output_ids).rpartition(self._tag)
-        for token_id in self._tokens_of(rest) if found else ():
+        begun = self._end_tag.begun(output_ids)
+        for token_id in begun or ():
             self._consume(token_id)
-        return bool(found)
+        return begun is not None
 
     def _unspoilt(self, output_ids: Ints) -> Ids | None:
         """Return the ids that may come before the grammar acts; None = all.
 
         What would end the tag and begin an answer as none may begin is none of them: `><` of JSON.
         """
-        said, tag = self._tail(output_ids), self._tag
-        begun = next((n for n in range(len(tag) - 1, 0, -1) if said.endswith(tag[:n])), 0)
-        if not begun:
-            return None
-        going_on = beyond(self._vocabulary.tokenizer, tag[begun:])
-        wrong = [token_id for token_id, rest in going_on if not self._may_begin(rest)]
+        endings = self._end_tag.endings(output_ids)
+        wrong = [token_id for token_id, begun in endings if not self._may_begin(begun)]
         return np.setdiff1d(np.arange(self._vocabulary.size), wrong) if wrong else None
 
-    def _may_begin(self, text: bytes) -> bool:
-        token_ids = self._tokens_of(text)
-        return bool(self._matcher.validate_tokens(token_ids) == len(token_ids))
-
-    def _tail(self, output_ids: Ints) -> bytes:
-        """Return the text of the last ids, at least as much as that of the tag."""
-        tokenizer = self._vocabulary.tokenizer
-        last = output_ids[-len(self._tag) :].tolist()
-        return tokenizer.decode_bytes([i for i in last if i < tokenizer.vocab_size])
-
-    def _tokens_of(self, text: bytes) -> list[int]:
-        return self._vocabulary.tokenizer.tokenize_bytes(text.lstrip())
+    def _may_begin(self, begun: Sequence[int]) -> bool:
+        return bool(self._matcher.validate_tokens(list(begun)) == len(begun))
 
     def _consume(self, token_id: int) -> None:
         matcher, stops = self._matcher, self._vocabulary.stops
