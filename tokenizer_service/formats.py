@@ -33,13 +33,13 @@ MISTRAL_LIST = re.compile(r"""\[TOOL_CALLS\]\s*['"+~\s]*\[""")
 class TemplateNeeds(NamedTuple):
     """What a chat template asks of the messages that it is given."""
 
-    spelled_tools: bool = False
+    spelled_tools: bool
     """It would leave tools out: messages spell them instead."""
-    null_content: bool = False
+    null_content: bool
     """It tells null content from empty text."""
-    parts: bool = False
+    parts: bool
     """It may want texts of some roles as parts, and is to be looked at for these."""
-    short_ids: bool = False
+    short_ids: bool
     """It takes only ids of calls that have nine letters or digits."""
 
 

@@ -198,7 +198,27 @@ def unwrapped(arguments: bytes) -> bytes:
     return b"{}" if arguments in (b"", b"null") else arguments
 
 
-def held_back(text: str, mark: str) -> int:
-    """Return where the tail begins that may be white space before `mark`, or a part of it."""
+class CallParser:
+    """What the parser of every format keeps."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        self._num_calls = 0
+        self._text = ""  # not yet given out
+        self._call: CallScan | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        return self._call is not None and self._call.is_cut
+
+
+def find_mark(text: str, mark: str) -> tuple[int, int]:
+    """Return where `mark` begins, -1 without one, and how much is certain to be content.
+
+    White space before it is none, nor is what may become a part of it.
+    """
+    at = text.find(mark)
+    if at >= 0:
+        return at, len(text[:at].rstrip(SPACE))
     size = next((k for k in range(len(mark) - 1, 0, -1) if text.endswith(mark[:k])), 0)
-    return len(text[: len(text) - size].rstrip(SPACE))
+    return at, len(text[: len(text) - size].rstrip(SPACE))

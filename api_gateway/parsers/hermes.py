@@ -8,12 +8,13 @@ from typing import Any
 from api_gateway.parsers.call_grammar import quoted, rules
 from api_gateway.parsers.calls import (
     SPACE,
+    CallParser,
     CallScan,
     Delta,
     Malformed,
     Offer,
     ToolParser,
-    held_back,
+    find_mark,
 )
 
 OPEN, CLOSE, NEWLINE = "<tool_call>", "</tool_call>", "\n"
@@ -35,23 +36,16 @@ class Hermes:
         return rules(tools, is_single, "arguments", (before, after), NEWLINE)
 
 
-class HermesParser:
+class HermesParser(CallParser):
     """Content is all text but the calls and the white space before them and at the end.
 
     Text that looks like a call and is none stays content, tags included.
     """
 
     def __init__(self, offer: Offer) -> None:
-        self._offer = offer
-        self._num_calls = 0
-        self._text = ""  # not yet given out
+        super().__init__(offer)
         self._body_at = 0
-        self._call: CallScan | None = None
         self._is_after_call = False
-
-    @property
-    def is_cut(self) -> bool:
-        return self._call is not None and self._call.is_cut
 
     def feed(self, text: str) -> list[Delta]:
         self._text += text
@@ -80,17 +74,16 @@ class HermesParser:
         if self._num_calls == self._offer.max_calls:
             self._text = ""
             return False
-        at = self._text.find(OPEN)
-        is_call = at >= 0
-        cut = len(self._text[:at].rstrip(SPACE)) if is_call else held_back(self._text, OPEN)
+        at, cut = find_mark(self._text, OPEN)
         if cut:
             deltas.append(self._text[:cut])
             self._text = self._text[cut:]
             self._is_after_call = False
-        if is_call:
-            self._body_at = at - cut + len(OPEN)
-            self._call = CallScan(self._num_calls, "arguments", self._offer)
-        return is_call
+        if at < 0:
+            return False
+        self._body_at = at - cut + len(OPEN)
+        self._call = CallScan(self._num_calls, "arguments", self._offer)
+        return True
 
     def _call_step(self, deltas: list[Delta]) -> bool:
         """Read on in a call; return whether it has ended, well or badly."""

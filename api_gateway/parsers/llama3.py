@@ -9,7 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from api_gateway.parsers.call_grammar import rules
-from api_gateway.parsers.calls import SPACE, CallScan, Delta, Malformed, Offer, ToolParser
+from api_gateway.parsers.calls import (
+    SPACE,
+    CallParser,
+    CallScan,
+    Delta,
+    Malformed,
+    Offer,
+    ToolParser,
+)
 
 TAG = "<|python_tag|>"
 
@@ -26,19 +34,12 @@ class Llama3:
         return rules(tools, is_single, "parameters", ("", ""), "; ")
 
 
-class Llama3Parser:
+class Llama3Parser(CallParser):
     """From the first text that is no call on, all is content."""
 
     def __init__(self, offer: Offer) -> None:
-        self._offer = offer
-        self._num_calls = 0
-        self._text = ""  # not yet given out
-        self._call: CallScan | None = None
+        super().__init__(offer)
         self._is_plain = False
-
-    @property
-    def is_cut(self) -> bool:
-        return self._call is not None and self._call.is_cut
 
     def feed(self, text: str) -> list[Delta]:
         self._text += text

@@ -11,12 +11,13 @@ from typing import Any
 from api_gateway.parsers.call_grammar import rules
 from api_gateway.parsers.calls import (
     SPACE,
+    CallParser,
     CallScan,
     Delta,
     Malformed,
     Offer,
     ToolParser,
-    held_back,
+    find_mark,
 )
 
 TAG = "[TOOL_CALLS]"
@@ -34,7 +35,7 @@ class Mistral:
         return rules(tools, is_single, "arguments", ("", ""), ", ", ("[", "]"))
 
 
-class MistralParser:
+class MistralParser(CallParser):
     """Content is all text but the lists and the white space around them.
 
     From what is no call of an offered function on, all is content; the tag, too, of a list that
@@ -42,18 +43,11 @@ class MistralParser:
     """
 
     def __init__(self, offer: Offer) -> None:
-        self._offer = offer
-        self._num_calls = 0
-        self._text = ""  # not yet given out
-        self._at = 0  # in it, what comes next of the list
+        super().__init__(offer)
+        self._at = 0  # in the text, what comes next of the list
         self._wanted = ""  # what may stand there, nothing outside of a list
-        self._call: CallScan | None = None
         self._may_begin = True  # a list without a tag
         self._is_after_list = False
-
-    @property
-    def is_cut(self) -> bool:
-        return self._call is not None and self._call.is_cut
 
     def feed(self, text: str) -> list[Delta]:
         self._text += text
@@ -84,16 +78,15 @@ class MistralParser:
                 if body.startswith(TAG):
                     self._at += len(TAG)
                 return True
-        at = self._text.find(TAG)
-        is_list = at >= 0
-        cut = len(self._text[:at].rstrip(SPACE)) if is_list else held_back(self._text, TAG)
+        at, cut = find_mark(self._text, TAG)
         if cut:
             deltas.append(self._text[:cut])
             self._text = self._text[cut:]
             self._is_after_list = False
-        if is_list:
-            self._at, self._wanted = at - cut + len(TAG), "["
-        return is_list
+        if at < 0:
+            return False
+        self._at, self._wanted = at - cut + len(TAG), "["
+        return True
 
     def _list_step(self, deltas: list[Delta]) -> bool:
         """Read on in a list, by a bracket, a comma or a call; return whether more may be said."""
