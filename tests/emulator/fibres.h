@@ -63,6 +63,7 @@ namespace {
 
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t ARENA_BYTES = 256 << 10;
+constexpr size_t MOST_SHARED_BYTES = 99 << 10;  // of a block, on the smallest chips: compute capability 8.6, 8.9, 12.0
 constexpr size_t RED_ZONE_BYTES = 128;
 constexpr int MAX_SHARED_ARRAYS = 64;
 constexpr int MAX_COPIES = 512;

@@ -150,7 +150,7 @@ int launch(Thunk thunk, void* kernel, dim3 grid, dim3 block, size_t shared_bytes
   error.clear();
   has_failed = false;
   size_t num_threads = size_t(block.x) * block.y * block.z;
-  if (!num_threads || num_threads > 1024 || shared_bytes > 227 * 1024 || !grid.x || !grid.y || !grid.z || grid.y > 65535 ||
+  if (!num_threads || num_threads > 1024 || shared_bytes > MOST_SHARED_BYTES || !grid.x || !grid.y || !grid.z || grid.y > 65535 ||
       grid.z > 65535) {
     error = std::string(name) + ": invalid launch configuration";
     return 1;

@@ -24,6 +24,9 @@ HALF_BYTES = 16 * 2**20
 PLAIN_SHARED_BYTES = 48 * 1024
 """More dynamic shared memory must be allowed kernel by kernel."""
 
+GRAPHS_OVERLAP = 12_030
+"""The driver from which on a graph may hold launches that overlap: CUDA 12.3."""
+
 
 class GpuMissing(Exception):
     """CuPy, a driver or a device is not here; the message says which."""
@@ -55,7 +58,8 @@ class CupyGpu:
         self._modules: dict[str, tuple[Any, dict[str, str]]] = {}
         self._kernels: dict[str, Any] = {}
         self._shared_bytes: dict[str, int] = {}
-        self._overlaps = int(self._device.compute_capability) >= 90
+        has_overlap = int(self._device.compute_capability) >= 90
+        self._overlaps = has_overlap and cupy.cuda.runtime.driverGetVersion() >= GRAPHS_OVERLAP
         self._copies = _CupyStream(cupy, self._device, self._stream)
         self._uploads = Uploads(self._copies, HALF_BYTES)
         self._downloads = Downloads(self._copies)

@@ -18,8 +18,8 @@ from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import OPTIONS, SOURCES, TARGETS, compile_stem
 
 SHIPPED = SOURCES / "cubins"
-PTX_TARGET = "compute_80"
-"""What the driver of a chip without a cubin of its own can still translate."""
+PTX_TARGET = "compute_90"
+"""What the driver of a chip without a cubin of its own, newer than these, can still translate."""
 
 
 class CubinError(Exception):

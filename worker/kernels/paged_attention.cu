@@ -21,10 +21,15 @@ struct Shape {
 
 template <int D>
 struct Layout {
-  static constexpr int WIDE = (D + 31) / 32 * 32;      // of queries and keys, zeros behind D
-  static constexpr int KEY_STRIDE = WIDE + 32;         // rows half a bank line apart: 16-byte reads without conflicts
-  static constexpr int VALUE_STRIDE = D + 8;           // rows a quarter apart: ldmatrix without conflicts
-  static constexpr int STAGE = UNIT * (KEY_STRIDE + VALUE_STRIDE);
+  static constexpr int WIDE = (D + 31) / 32 * 32;  // of queries and keys, zeros behind D
+  static constexpr int VALUE_STRIDE = D + 8;       // rows a quarter of a bank line apart: ldmatrix without conflicts
+  static constexpr int STAGE = UNIT * (WIDE + VALUE_STRIDE);
+
+  // Where 8 values of a key lie. Of two rows side by side, the same chunk lies in different halves of a bank line:
+  // 16-byte reads without conflicts, and no gaps, for 128 dimensions have to fit in 99 KiB.
+  static __device__ __forceinline__ int key(int row, int chunk) {
+    return row * WIDE + (WIDE % 64 ? chunk : chunk ^ (row & 1) * 4) * 8;
+  }
 };
 
 template <class T, int D>
@@ -52,7 +57,7 @@ template <class T, int D>
 __device__ __forceinline__ void load_unit(T* stage, const T* keys, const T* values, const int* table, const Shape& shape,
                                           int head, int first_key, int num_keys, int num_threads) {
   constexpr int CHUNKS = Layout<D>::WIDE / 8;
-  T* stage_values = stage + UNIT * Layout<D>::KEY_STRIDE;
+  T* stage_values = stage + UNIT * Layout<D>::WIDE;
   for (int i = threadIdx.x; i < UNIT * CHUNKS; i += num_threads) {
     const int row = i / CHUNKS, chunk = i % CHUNKS, position = first_key + row;
     const bool exists = position < num_keys && chunk < D / 8;
@@ -61,7 +66,7 @@ __device__ __forceinline__ void load_unit(T* stage, const T* keys, const T* valu
       const int page = table[position >> shape.page_shift], offset = position & ((1 << shape.page_shift) - 1);
       place = (((uint64_t(page) * shape.num_kv_heads + head) << shape.page_shift) + offset) * D + chunk * 8;
     }
-    copy_async_16(stage + row * Layout<D>::KEY_STRIDE + chunk * 8, keys + place, exists);
+    copy_async_16(stage + Layout<D>::key(row, chunk), keys + place, exists);
     if (chunk < D / 8) copy_async_16(stage_values + row * Layout<D>::VALUE_STRIDE + chunk * 8, values + place, exists);
   }
 }
@@ -110,10 +115,10 @@ __device__ __forceinline__ void add_unit(Part<T, D>& part, const Rows<T, D>& row
   for (int j = 0; j < UNIT / 8; j++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) score[j][i] = 0.f;
-    const T* key = stage + (j * 8 + g) * Layout<D>::KEY_STRIDE + t * 8;
 #pragma unroll
     for (int b = 0; b < Layout<D>::WIDE / 32; b++)
-      multiply<T>(score[j], rows.query[b][0], rows.query[b][1], *reinterpret_cast<const uint4*>(key + b * 32));
+      multiply<T>(score[j], rows.query[b][0], rows.query[b][1],
+                  *reinterpret_cast<const uint4*>(stage + Layout<D>::key(j * 8 + g, b * 4 + t)));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int position = rows.position[i >> 1], key_position = first_key + j * 8 + t * 2 + (i & 1);
@@ -149,7 +154,7 @@ __device__ __forceinline__ void add_unit(Part<T, D>& part, const Rows<T, D>& row
   for (int j = 0; j < D / 8; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) part.values[j][i] *= keep[i >> 1];
-  const T* stage_values = stage + UNIT * Layout<D>::KEY_STRIDE;
+  const T* stage_values = stage + UNIT * Layout<D>::WIDE;
 #pragma unroll
   for (int k = 0; k < UNIT / 16; k++) {
     const uint32_t weights[4] = {pack_pair<T>(score[2 * k][0], score[2 * k][1]), pack_pair<T>(score[2 * k][2], score[2 * k][3]),

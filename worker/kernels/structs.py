@@ -37,7 +37,7 @@ def part_floats(num_kv_heads: int, head_dim: int) -> int:
 def attention_shared_bytes(head_dim: int) -> int:
     """Return what two stages of keys and values take."""
     wide = -(-head_dim // 32) * 32
-    return 2 * UNIT * (wide + 32 + head_dim + 8) * 2
+    return 2 * UNIT * (wide + head_dim + 8) * 2
 
 
 def prefill_attention_shared_bytes(head_dim: int) -> int:
