@@ -91,8 +91,11 @@ class Kernel:
         """Arrays go as pointers, NumPy scalars by value, None as a null pointer."""
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
-        if self._launch(*sizes, shared_mem, pointers):
+        self.launch((*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3], shared_mem), pointers)
+
+    def launch(self, sizes: tuple[int, ...], pointers: Any) -> None:
+        """Launch with sizes of grid, block and shared memory, and a place for each argument."""
+        if self._launch(*sizes, pointers):
             raise EmulatorError(self._error().decode())
 
 

@@ -1,0 +1,198 @@
+"""What CupyGpu asks of CuPy and of the driver, over the emulator: the code that drives a GPU runs.
+
+Refuses what a device would: copies and allocations while a graph is captured, more shared memory
+than a kernel was allowed, another stream. Says nothing of CuPy's own code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emulator import Library
+from tests.emulator.device import DeviceArray
+from worker.backends import cuda_device, cuda_driver
+from worker.kernels.cubins import Code
+from worker.kernels.instances import instances
+
+STREAM = 0x51
+PLAIN_SHARED_BYTES = 48 << 10
+TOTAL_BYTES = 64 << 30
+
+
+class CupyArray(DeviceArray):
+    """An array with what CuPy's have and NumPy's have not."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    def get(self, stream: Any, out: np.ndarray[Any, Any], blocking: bool) -> None:
+        assert (out.dtype, out.shape) == (self.dtype, self.shape) and self.flags.c_contiguous
+        assert stream.ptr == STREAM and not blocking
+        np.copyto(out, self.view(np.ndarray))
+
+
+class Function:
+    """A kernel in a module; `kernel` is itself, as the loaded function of CuPy's RawKernel."""
+
+    def __init__(self, symbol: str, place: int) -> None:
+        self.symbol = symbol
+        self.ptr = place
+        self.max_dynamic_shared_size_bytes = PLAIN_SHARED_BYTES
+
+    @property
+    def kernel(self) -> Function:
+        return self
+
+
+class Event:
+    def __init__(self, block: bool) -> None:
+        assert block, "others spin"
+        self.passed_at = 0.0
+
+    def record(self, stream: Any) -> None:
+        self.passed_at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.passed_at
+
+
+class StandIn:
+    """CuPy and libcuda of one device."""
+
+    def __init__(self, build_folder: Path, capability: str, driver: int) -> None:
+        self._library = Library(build_folder)
+        self._capability = capability
+        self._driver = driver
+        self._functions: list[Function] = []
+        self._captured: list[Callable[[], None]] | None = None
+        self._arguments: list[bytes] = []
+        self.overlaps: set[bool] = set()
+        self.num_launches = self.num_replays = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        """Have `import cupy` and launches come here; leases lie in `folder`."""
+        symbols = {instance.symbol: instance.symbol for instance in instances()}
+        launch = cuda_driver.launch
+
+        def launched(*arguments: Any, overlaps: bool) -> None:
+            self._arguments = arguments[5]
+            self.overlaps.add(overlaps)
+            launch(*arguments, overlaps=overlaps)
+
+        monkeypatch.setitem(sys.modules, "cupy", self._cupy())
+        monkeypatch.setattr(cuda_driver, "launch", launched)
+        monkeypatch.setattr(cuda_driver, "_library", lambda: self)
+        monkeypatch.setattr(cuda_device, "find", lambda *_: Code(Path(), symbols))
+        monkeypatch.setattr(cuda_device, "lease_folder", lambda: folder)
+
+    def _cupy(self) -> Any:
+        runtime = SimpleNamespace(
+            CUDARuntimeError=OSError,
+            getDeviceCount=lambda: 1,
+            deviceGetPCIBusId=lambda _: "0000:01:00.0",
+            getDeviceProperties=lambda _: {"name": b"Stand-in", "uuid": bytes(16)},
+            driverGetVersion=lambda: self._driver,
+            memcpyAsync=self._copy,
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+        )
+        device = SimpleNamespace(
+            id=0,
+            use=lambda: None,
+            compute_capability=self._capability,
+            mem_info=(TOTAL_BYTES, TOTAL_BYTES),
+        )
+        cuda = SimpleNamespace(
+            runtime=runtime,
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+            Device=lambda _: device,
+            Stream=lambda non_blocking: self,
+            Event=Event,
+            PinnedMemory=bytearray,
+            PinnedMemoryPointer=lambda memory, _: memory,
+            get_elapsed_time=lambda a, b: 1e3 * (b.passed_at - a.passed_at),
+        )
+        return SimpleNamespace(
+            cuda=cuda,
+            ndarray=CupyArray,
+            empty=self._empty,
+            asnumpy=self._asnumpy,
+            RawModule=lambda path: self,
+            get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+        )
+
+    def _empty(self, num_bytes: int, dtype: Any) -> CupyArray:
+        assert self._captured is None
+        raw = np.full(num_bytes + 256, 0xFF, dtype)
+        start = -raw.ctypes.data % 256
+        return raw[start : start + num_bytes].view(CupyArray)
+
+    def _asnumpy(self, source: CupyArray, stream: StandIn) -> np.ndarray[Any, Any]:
+        out = np.empty(source.shape, source.dtype)
+        source.get(stream, out, blocking=False)
+        return out
+
+    def _copy(self, target: int, source: int, num_bytes: int, kind: int, stream: int) -> None:
+        assert self._captured is None and stream == STREAM and kind in (1, 2)
+        ctypes.memmove(target, source, num_bytes)
+
+    # ── a module ─────────────────────────────────────────────────────────────────────────────
+
+    def get_function(self, symbol: str) -> Function:
+        self._functions.append(Function(symbol, len(self._functions) + 1))
+        return self._functions[-1]
+
+    # ── the stream ───────────────────────────────────────────────────────────────────────────
+
+    ptr = STREAM
+
+    def synchronize(self) -> None:
+        assert self._captured is None
+
+    def begin_capture(self) -> None:
+        self._captured = []
+
+    def end_capture(self) -> Any:
+        assert self._captured is not None
+        launches, self._captured = self._captured, None
+
+        def launch(stream: StandIn) -> None:
+            self.num_replays += 1
+            for one in launches:
+                one()
+
+        return SimpleNamespace(launch=launch)
+
+    # ── the driver ───────────────────────────────────────────────────────────────────────────
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
+        told, kernel = config._obj, self._functions[function.value - 1]
+        assert told.shared_bytes <= kernel.max_dynamic_shared_size_bytes, kernel.symbol
+        assert told.stream == STREAM and len(parameters) == len(self._arguments)
+        if told.num_attributes:
+            assert told.attributes[0].id == 6 and told.attributes[0].value[0] == 1
+        sizes = (*told.grid, *told.block, told.shared_bytes)
+        arguments = self._arguments
+
+        def run() -> None:
+            self.num_launches += 1
+            buffers = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
+            places = [ctypes.addressof(buffer) for buffer in buffers]
+            emulated = self._library.get_function(kernel.symbol)
+            emulated.launch(sizes, (ctypes.c_void_p * len(places))(*places))
+
+        if self._captured is None:
+            run()
+        else:
+            self._captured.append(run)
+        return 0
