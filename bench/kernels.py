@@ -220,7 +220,7 @@ def _kept(dtype: type[np.generic], shape: tuple[int, ...], seed: int) -> Any:
 
 def measure(ops: CpuBackend, machine: Machine, case: Case, batch: Batch) -> dict[str, Any]:
     """Run the copies in turn until a second has gone by; compare the fastest with the floor."""
-    program = Program(ops, lambda: ([case.record(i) for i in range(case.copies)][-1],))
+    program = Program(ops, lambda: [case.record(i) for i in range(case.copies)][-1:])
     program.run(batch)
     times: list[float] = []
     while sum(times) < MIN_S or len(times) < MIN_RUNS:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from worker.backends.base import Array, Backend, LayerCache, Rotary, Step
+from worker.backends.base import Array, Backend, LayerCache, Model, Rotary, Step
 
 log = logging.getLogger(__name__)
 NAMES = (
@@ -22,12 +22,6 @@ NAMES = (
 
 Callback = Callable[[str, Array, int], None]
 """(name, tensor, layer): a float32 NumPy copy, one row per token or wanted row; -1 = no layer."""
-
-
-class Hookable(Protocol):
-    """A model that calls its operators through `ops`."""
-
-    ops: Backend
 
 
 class Watched:
@@ -84,7 +78,7 @@ class Watched:
 class Hook:
     """A registered callback; `remove` ends it and may be called again."""
 
-    def __init__(self, watched: Watched, model: Hookable, pattern: str, callback: Callback) -> None:
+    def __init__(self, watched: Watched, model: Model, pattern: str, callback: Callback) -> None:
         self.pattern = pattern
         self.callback = callback
         self._watched = watched
@@ -96,7 +90,7 @@ class Hook:
             self._model.ops = self._watched.backend
 
 
-def register_hook(model: Hookable, pattern: str, callback: Callback) -> Hook:
+def register_hook(model: Model, pattern: str, callback: Callback) -> Hook:
     """Call `callback` for every intermediate whose name matches, shell style (`*`, `rope_?`).
 
     One of no rows, such as the logits of a chunk within a prompt, is not shown.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from protos import worker as wire
-from worker.backends.base import LayerCache, Step
+from worker.backends.base import LayerCache, Model, Outputs
 from worker.batch import Batch, Workspace
 from worker.drawing import Drawing, Draws
 from worker.errors import RowError
@@ -23,18 +23,10 @@ from worker.flights import Flight
 from worker.gather import Inputs, Work
 from worker.grammar import Grammars
 from worker.host_tier import HostTier
-from worker.models.decoder import Outputs
 from worker.rows import Room, Row, Rows
 from worker.ubatches import ubatches
 
 Entry = wire.SequenceStart | wire.SequenceStep
-
-
-class Model(Protocol):
-    """A family of `worker/models`."""
-
-    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs: ...
-    def shift(self, caches: Sequence[LayerCache], cells: Any, delta: int) -> None: ...
 
 
 class Cache(Protocol):
@@ -51,7 +43,7 @@ class Device(Protocol):
     """What the runner itself needs of a backend."""
 
     def bind(
-        self, model: Any, caches: Sequence[LayerCache], workspace: Workspace | None = None
+        self, model: Model, caches: Sequence[LayerCache], workspace: Workspace | None = None
     ) -> Callable[[Batch], Outputs]:
         """Return the pass over a batch; what that returns is valid until the next one."""
         ...

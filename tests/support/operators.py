@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,6 @@ from worker.kernels.checks import Floats
 from worker.kernels.library import Level, Library, load_library
 from worker.kernels.packed import Format
 from worker.kernels.records import Buffer, Rows
-
-
-class One(NamedTuple):
-    result: Any
 
 
 @cache
@@ -71,4 +67,5 @@ def batch_of(num_tokens: int, **columns: Any) -> Batch:
 
 def compute(ops: CpuBackend, operator: Callable[[], Buffer], batch: Batch) -> Floats:
     """Record `operator` and run it over `batch`; return a copy of its result."""
-    return Program(ops, lambda: One(operator())).run(batch).result.copy()
+    (result,) = Program(ops, lambda: [operator()]).run(batch)
+    return result.copy()

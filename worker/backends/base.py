@@ -9,7 +9,7 @@ bit: not on T, on its place among the T, or on which blocks hold its keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Array = Any
 """An array of the backend's own library."""
@@ -26,6 +26,23 @@ Step = Any
 A model reads `token_ids`, int32 [T], `logit_rows`, int32 [R]: which of the T want logits, and
 `state_rows`, int32 [S]: which of them want their state after the final norm.
 """
+
+
+class Outputs(NamedTuple):
+    """What a pass gives: logits [R, V] of the rows that want them, states [S, H] likewise."""
+
+    logits: Array
+    states: Array
+
+
+class Model(Protocol):
+    """What a backend and its callers know of `worker/models/decoder.py`."""
+
+    ops: Backend
+    """What its operators are called on: the backend, or whoever looks on before it."""
+
+    def forward(self, step: Step, caches: Sequence[LayerCache]) -> Outputs: ...
+    def shift(self, caches: Sequence[LayerCache], cells: Array, delta: int) -> None: ...
 
 
 class Backend(Protocol):

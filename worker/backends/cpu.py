@@ -10,11 +10,12 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
 
 import numpy as np
 
-from worker.backends.program import Live, Program, Sink
+from worker.backends.base import Model, Outputs
+from worker.backends.program import Live, Operators, Program, Sink
 from worker.batch import Batch, PassLimits, Workspace
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, Ints, Stored, require_places, to_float32
@@ -60,18 +61,6 @@ class StepInputs:
     state_rows: Rows = Rows.STATES
 
 
-Out = TypeVar("Out", bound=tuple[Any, ...], covariant=True)
-"""What a model's forward returns: a named tuple, of buffers while it records."""
-
-
-class Model(Protocol[Out]):
-    """A family of `worker/models`."""
-
-    ops: Any
-
-    def forward(self, step: StepInputs, caches: Sequence[LayerPages]) -> Out: ...
-
-
 class CpuBackend:
     """Operators as in `backends/base.py`; `weights` is the format linears are packed in."""
 
@@ -111,7 +100,7 @@ class CpuBackend:
         return Sampler(vocab_size, DrawPasses(self.library, self.level))
 
     def workspace_bytes(
-        self, model: Model[Out], caches: Sequence[LayerPages], limits: PassLimits
+        self, model: Model, caches: Sequence[LayerPages], limits: PassLimits
     ) -> int:
         """Return the memory that passes within `limits` work in; `caches` may be of any size.
 
@@ -119,37 +108,34 @@ class CpuBackend:
         """
         if model.ops is not self:
             return 0
-        return Program(self, lambda: model.forward(StepInputs(), caches)).num_bytes(limits)
+        return Program(self, partial(model.forward, StepInputs(), caches)).num_bytes(limits)
 
     def bind(
-        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
-    ) -> Callable[[Batch], Out]:
+        self, model: Model, caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Outputs]:
         """Return a function from a batch to what the model's forward returns, as float32 arrays.
 
         They are valid until it is called again. Without a workspace it takes memory as it needs.
         """
-        program: Program[Out] | None = None
+        program: Program | None = None
+        operators = partial(model.forward, StepInputs(), caches)
 
-        def forward(batch: Batch) -> Out:
+        def forward(batch: Batch) -> Outputs:
             nonlocal program
             if model.ops is not self:  # somebody looks on, and wants every result as it arises
-                return self._live(lambda: model.forward(StepInputs(), caches), batch)
+                results = self.record(Live(self, batch), operators)
+                return Outputs(*(buffer.given for buffer in results))
             if program is None:
-                program = Program(self, lambda: model.forward(StepInputs(), caches), workspace)
-            return program.run(batch)
+                program = Program(self, operators, workspace)
+            return Outputs(*program.run(batch))
 
         return forward
 
-    def _live(self, forward: Callable[[], Out], batch: Batch) -> Out:
-        live = Live(self, batch)
-        outputs = self.record(live, forward)
-        return type(outputs)(*(buffer.given for buffer in outputs))
-
-    def record(self, sink: Sink, forward: Callable[[], Out]) -> Out:
-        """Have `forward` call operators that go into `sink`; return what it returns."""
+    def record(self, sink: Sink, operators: Operators) -> Sequence[Buffer]:
+        """Have `operators` go into `sink`; return the buffers of their results."""
         self._sink, self._turns = sink, None
         try:
-            return forward()
+            return operators()
         finally:
             self._sink = None
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from worker.backends.base import Model, Outputs
 from worker.backends.cuda_attention import CudaAttention
 from worker.backends.cuda_cache import CudaKvCache, LayerPages
 from worker.backends.cuda_graph import DecodeGraphs, parts_per_block
@@ -37,17 +38,6 @@ if TYPE_CHECKING:
 DRAWN_TOKENS = 1 << 14
 """Room for tokens that are drawn and not read yet, of all steps that have begun."""
 i32, f32 = np.int32, np.float32
-
-
-Out = TypeVar("Out", bound=tuple[Any, ...], covariant=True)
-
-
-class Model(Protocol[Out]):
-    """What `bind` asks of a model: logits and states, as a named tuple."""
-
-    ops: Any
-
-    def forward(self, step: CudaStep, caches: Sequence[LayerPages]) -> Out: ...
 
 
 class Taken(NamedTuple):
@@ -144,8 +134,8 @@ class CudaBackend:
         return CudaKvCache(self.gpu, config, num_blocks, block_size, self.dtype, num_staged)
 
     def bind(
-        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
-    ) -> Callable[[Batch], Out]:
+        self, model: Model, caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Outputs]:
         """Return a function from a batch to logits and states, as float32 arrays of the host.
 
         The last block of `caches` is spare: padded rows write there.
@@ -153,12 +143,12 @@ class CudaBackend:
         self.loading.finish()
         num_blocks, block_size = caches[0].keys.shape[0] - 1, caches[0].keys.shape[2]
 
-        def launch(scratch: Scratch, step: CudaStep) -> tuple[Array, Array, Any]:
+        def launch(scratch: Scratch, step: CudaStep) -> Outputs:
             whole, self.scratch, self._num_finals = self.scratch, scratch, 0
-            outs = model.forward(step, caches)
-            logits, states = self._logits(outs[0]), outs[1]
+            pending, states = model.forward(step, caches)
+            logits = self._logits(pending)
             self.scratch = whole
-            return logits, states, type(outs)
+            return Outputs(logits, states)
 
         graphs = DecodeGraphs(
             self.gpu, launch, num_blocks, block_size, -(-self._longest // block_size)
@@ -166,16 +156,16 @@ class CudaBackend:
         graphs.reserve()
         self.graph_bytes = graphs.num_bytes
 
-        def forward(batch: Batch) -> Out:
+        def forward(batch: Batch) -> Outputs:
             is_watched = model.ops is not self  # whoever looks on wants each result as it arises
             begun = self.gpu.mark()
             outs = None if is_watched else graphs.run(batch)
-            logits, states, kind = outs or launch(self.scratch, self.begin(batch))
+            logits, states = outs or launch(self.scratch, self.begin(batch))
             rows = range(len(batch.logit_rows))
             bucket = len(logits) if outs else 0
             on_device = CudaLogits(self.gpu, logits, rows, self._vocab_size, begun, bucket)
             read = self._read_states(states) if len(states) else np.zeros(states.shape, f32)
-            return kind(on_device, read)  # type: ignore[no-any-return]
+            return Outputs(on_device, read)
 
         return forward
 

@@ -6,8 +6,8 @@ Knows capacities and addresses. Knows no operator.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from worker.kernels.records import (
     c_step,
 )
 
-Out = TypeVar("Out", bound=tuple[Any, ...])
-"""What a forward returns: a named tuple, of buffers while it records, of arrays when it has run."""
+Operators = Callable[[], Sequence[Buffer]]
+"""Calls operators of a backend; returns the buffers that will hold their results."""
 
 
 class Sink(Protocol):
@@ -39,27 +39,27 @@ class Sink(Protocol):
 class Recorder(Protocol):
     """What a program asks of its backend."""
 
-    def record(self, sink: Sink, forward: Callable[[], Out]) -> Out: ...
+    def record(self, sink: Sink, operators: Operators) -> Sequence[Buffer]: ...
     def run(self, ops: int, num_ops: int, step: int) -> None: ...
 
 
-class Program(Generic[Out]):
+class Program:
     """Records once. In a workspace the buffers have their places for good; without one they are
     placed anew when a batch is larger than any before."""
 
     def __init__(
-        self, recorder: Recorder, forward: Callable[[], Out], workspace: Workspace | None = None
+        self, recorder: Recorder, operators: Operators, workspace: Workspace | None = None
     ) -> None:
         self._recorder = recorder
         self._recording = Recording()
-        self._results = recorder.record(self._recording, forward)
+        self._results = recorder.record(self._recording, operators)
         self._capacity: Capacity = (0,) * len(Rows)
         self._ops = b""
         self._arena = aligned_bytes(0)
         self._address = 0
         self._batch: Batch | None = None
         self._step: CStep
-        self._outputs: Out
+        self._outputs: list[Floats]
         self._is_fixed = workspace is not None
         if workspace is not None:
             self._place(most_of(workspace.limits), lambda num_bytes: workspace.memory[:num_bytes])
@@ -68,8 +68,8 @@ class Program(Generic[Out]):
     def records(self) -> list[Record]:
         return self._recording.records
 
-    def run(self, batch: Batch) -> Out:
-        """Return the float32 results [rows, width]; valid until the next run.
+    def run(self, batch: Batch) -> list[Floats]:
+        """Return the float32 results, [rows, width] each; valid until the next run.
 
         The same batch again, with whatever its arrays hold now, costs nothing but the kernels.
         """
@@ -87,7 +87,7 @@ class Program(Generic[Out]):
             self._arena = aligned_bytes(0)  # let go of the old one first
             self._place(tuple(1 << (n - 1).bit_length() for n in most), aligned_bytes)
         self._batch, self._step = batch, c_step(batch)
-        self._outputs = type(self._results)(*(self._view(one, counts) for one in self._results))
+        self._outputs = [self._view(one, counts) for one in self._results]
 
     def _view(self, buffer: Buffer, counts: Capacity) -> Floats:
         size = counts[buffer.rows] * buffer.width * 4

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 
+from worker.backends.base import Model, Outputs
 from worker.backends.blas import use_one_thread
 from worker.batch import Batch, Workspace
 from worker.kernels.checks import Floats, Ints
@@ -64,16 +64,6 @@ class ReferenceStep:
         return self.plans[window]
 
 
-Out = TypeVar("Out", covariant=True)
-"""What a model's forward returns: named arrays."""
-
-
-class Model(Protocol[Out]):
-    """A family of `worker/models`."""
-
-    def forward(self, step: ReferenceStep, caches: Sequence[LayerPages]) -> Out: ...
-
-
 class ReferenceBackend:
     """Operators as in `backends/base.py`, in plain NumPy."""
 
@@ -101,14 +91,14 @@ class ReferenceBackend:
         return Sampler(vocab_size)
 
     def bind(
-        self, model: Model[Out], caches: Sequence[LayerPages], workspace: Workspace | None = None
-    ) -> Callable[[Batch], Out]:
+        self, model: Model, caches: Sequence[LayerPages], workspace: Workspace | None = None
+    ) -> Callable[[Batch], Outputs]:
         """Return a function from a batch to what the model's forward returns.
 
         NumPy allocates what the operators return: it needs no workspace.
         """
 
-        def forward(batch: Batch) -> Out:
+        def forward(batch: Batch) -> Outputs:
             with np.errstate(all="ignore"):  # what is not finite shows in the logits of its row
                 return model.forward(self.begin(batch), caches)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,10 +31,6 @@ LINEAR_ROWS = (8, NUM_TOKENS)
 """Few rows and many go through the weights in different ways."""
 NUM_INPUTS, NUM_OUTPUTS = 384, 76
 """More than one pass; panels that fill no tile, and columns that fill no panel."""
-
-
-class One(NamedTuple):
-    result: Buffer
 
 
 @cache
@@ -100,6 +95,5 @@ def _run(ops: CpuBackend, operator: Callable[[], Buffer], num_tokens: int) -> Fl
         state_rows=tokens,
         block_size=16,
     )
-    program: Any = Program(ops, lambda: One(operator()))
-    outputs = program.run(batch)
-    return np.array(outputs.result)
+    (result,) = Program(ops, lambda: [operator()]).run(batch)
+    return np.array(result)

@@ -7,9 +7,8 @@ library and no file format.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from worker.backends.base import Array, Backend, LayerCache, Step
+from worker.backends.base import Array, Backend, LayerCache, Outputs, Step
 from worker.models.config import ModelConfig
 from worker.models.layers import DecoderLayer, RmsNorm, Weights, Wiring, linear
 
@@ -17,13 +16,6 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 NO_LAYER = -1
 """The layer of what stands before and after the layers."""
-
-
-class Outputs(NamedTuple):
-    """What a pass gives: logits [R, V] of the rows that want them, states [S, H] likewise."""
-
-    logits: Array
-    states: Array
 
 
 class Decoder:
