@@ -273,7 +273,7 @@ def load_model(
         backend = choose_backend(kernel_level, wanted, quantization, num_threads)
         kv_dtype = choose_kv_dtype(kv_cache_dtype, wanted, backend)
         _check_heads(folder, config, backend)
-    weights = _open(folder, config, as_stored=backend.takes_stored)
+    weights = _open(folder, config)
     try:
         with _kept_packed(folder, weights, backend):
             model = Decoder(config, wiring, weights, backend)
@@ -361,9 +361,9 @@ def _config(folder: Path) -> ModelConfig:
     return replace(config, tie_word_embeddings=True, has_head=False)
 
 
-def _open(folder: Path, config: ModelConfig, as_stored: bool = False) -> FolderWeights:
+def _open(folder: Path, config: ModelConfig) -> FolderWeights:
     expected = shapes(config, _wiring(config))
-    weights = FolderWeights(folder, expected, may_ignore(config), as_stored)
+    weights = FolderWeights(folder, expected, may_ignore(config))
     if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
         # Some would compute with the one, some with the other.
         raise ModelFolderError(

@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.model_folder import ModelFolderError
+from worker.kernels.checks import Stored
 from worker.models.config import ADAPTER, ADAPTER_ALONE
 from worker.safetensors import SafetensorsFile, Stamp
 
@@ -33,13 +33,9 @@ class FolderWeights:
         folder: Path,
         expected: Mapping[str, tuple[int, ...]],
         ignored: Collection[str] = (),
-        as_stored: bool = False,
     ) -> None:
-        """`as_stored`: read float32, float16, and bfloat16 as uint16, all as they lie in the file;
-        otherwise everything as float32."""
         self._folder = folder
         self._expected = expected.keys()
-        self._as_stored = as_stored
         self._homes = _named_in_full(_open(folder))
         found = self._homes.keys() - (set(ignored) - expected.keys())
         if missing := sorted(expected.keys() - found):
@@ -57,10 +53,9 @@ class FolderWeights:
                 f"{home.path}: tensor {name} has shape {list(actual)}, expected {list(shape)}"
             )
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        """Return tensor `name`; views into the file where that is possible."""
-        home = self._homes[name]
-        return home.read_stored(name) if self._as_stored else home.read(name)
+    def read(self, name: str) -> Stored:
+        """Return tensor `name` as it lies in the file; a view where that is possible."""
+        return self._homes[name].read_stored(name)
 
     def differ(self, name: str, other: str) -> bool:
         """Return whether the folder has both tensors, and they are not the same."""

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.conftest import ROOT
@@ -19,6 +18,7 @@ from tests.worker.plans import generate
 from worker.backends.cuda_weights import quantized
 from worker.backends.gpu import Gpu
 from worker.build import LoadedModel, load_model
+from worker.kernels.checks import to_float32
 from worker.models import ARCHITECTURES
 from worker.models.config import read_config
 from worker.models.decoder import EMBEDDING, HEAD, may_ignore, shapes
@@ -36,7 +36,7 @@ def as_int8_has_it(folder: Path, target: Path) -> Path:
     config = read_config(folder)
     expected = shapes(config, ARCHITECTURES[config.architecture](config))
     weights = FolderWeights(folder, expected, may_ignore(config))
-    tensors = {name: np.array(weights.read(name)) for name in expected}
+    tensors = {name: to_float32(weights.read(name)).copy() for name in expected}
     heads = {EMBEDDING} if config.tie_word_embeddings else {HEAD}
     for name in expected:
         if name.endswith("_proj.weight") or name in heads:

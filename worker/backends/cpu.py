@@ -64,8 +64,6 @@ class StepInputs:
 class CpuBackend:
     """Operators as in `backends/base.py`; `weights` is the format linears are packed in."""
 
-    takes_stored = True
-    """Weights come as they lie in the file."""
     takes_rows_early = True
 
     def __init__(

@@ -59,7 +59,6 @@ class Normed(NamedTuple):
 class CudaBackend:
     """Operators as in `backends/base.py`, for one model's sizes, on one GPU."""
 
-    takes_stored = True
     takes_rows_early = False
     """The rows are taken by the norm that reads them."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from worker.backends.base import Model, Outputs
 from worker.backends.blas import use_one_thread
 from worker.batch import Batch, Workspace
-from worker.kernels.checks import Floats, Ints
+from worker.kernels.checks import Floats, Ints, Stored, to_float32
 from worker.kernels.crew import Crew
 from worker.kernels.embedding import embedding_reference
 from worker.kernels.linear import PackedLinear, linear_reference, pack_linear, pack_tied
@@ -67,7 +67,6 @@ class ReferenceStep:
 class ReferenceBackend:
     """Operators as in `backends/base.py`, in plain NumPy."""
 
-    takes_stored = False
     takes_rows_early = True
 
     def __init__(self, num_threads: int = 1) -> None:
@@ -104,13 +103,15 @@ class ReferenceBackend:
 
         return forward
 
-    def pack_vector(self, weight: Floats) -> Floats:
-        self.weight_bytes += weight.nbytes
-        return np.ascontiguousarray(weight)
+    def pack_vector(self, weight: Stored) -> Floats:
+        vector = to_float32(weight)
+        self.weight_bytes += vector.nbytes
+        return vector
 
-    def pack_linear(self, weights: Sequence[Floats], biases: Sequence[Floats] = ()) -> PackedLinear:
-        self.weight_bytes += sum(one.nbytes for one in (*weights, *biases))
-        return self._remember(pack_linear(weights, biases))
+    def pack_linear(self, weights: Sequence[Stored], biases: Sequence[Stored] = ()) -> PackedLinear:
+        parts, more = [to_float32(one) for one in weights], [to_float32(one) for one in biases]
+        self.weight_bytes += sum(one.nbytes for one in (*parts, *more))
+        return self._remember(pack_linear(parts, more))
 
     def pack_tied(self, table: Floats) -> PackedLinear:
         return self._remember(pack_tied(table))

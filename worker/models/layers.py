@@ -15,7 +15,8 @@ from worker.models.config import ModelConfig
 
 
 class Weights(Protocol):
-    """The tensors of a model folder by name, already validated."""
+    """The tensors of a model folder by name, already validated: float32, float16, or bfloat16 as
+    uint16. A backend takes all three."""
 
     def read(self, name: str) -> Array: ...
 
