@@ -30,8 +30,8 @@ from worker.kernels.cubins import sources_hash
 from worker.kernels.structs import DRAW
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder, shapes
-from worker.models.layers import Wiring
 from worker.models.rope import Rope
+from worker.models.wiring import Wiring
 
 BLOCK_SIZE = 16
 DTYPE = "bf16"
@@ -79,8 +79,8 @@ class RandomBackend(CudaBackend):
 class NoWeights:
     """Tensors of the right shape without content: views of a single zero."""
 
-    def __init__(self, config: ModelConfig, wiring: Wiring) -> None:
-        self._shapes = shapes(config, wiring)
+    def __init__(self, config: ModelConfig) -> None:
+        self._shapes = shapes(config)
 
     def read(self, name: str) -> Any:
         return np.broadcast_to(np.float32(0), self._shapes[name])
@@ -114,8 +114,7 @@ def config_of(shape: Shape) -> ModelConfig:
         rope=Rope(tuple(waves.tolist()), 1.0),
         windows=(0,) * shape.num_layers,
         tie_word_embeddings=shape.is_tied,
-        attention_bias=True,
-        mlp_bias=False,
+        wiring=Wiring(qkv_bias=True),
         dtype="bfloat16",
     )
 
@@ -124,14 +123,14 @@ class Model:
     """A random model on a device, and batches for it."""
 
     def __init__(self, gpu: Gpu, shape: Shape, num_tokens: int, is_int8: bool = False) -> None:
-        config, wiring = config_of(shape), Wiring(qkv_bias=True)
+        config = config_of(shape)
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.gpu = gpu
         self.shape = shape
         self.is_int8 = is_int8
         longest = config.max_position_embeddings
         self.backend = RandomBackend(gpu, DTYPE, sizes, longest, is_int8, shape.is_tied)
-        model = Decoder(config, wiring, NoWeights(config, wiring), self.backend)
+        model = Decoder(config, NoWeights(config), self.backend)
         self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
         self.model, self.cache = model, CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
         self.kv_bytes = block_bytes(config, BLOCK_SIZE, DTYPE) / BLOCK_SIZE

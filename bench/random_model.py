@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from worker.models import ARCHITECTURES
 from worker.models.config import read_config
 from worker.models.decoder import shapes
 
@@ -75,7 +74,7 @@ def write_random_model(folder: Path, shape: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2))
     config = read_config(folder)
-    tensors = shapes(config, ARCHITECTURES[config.architecture](config))
+    tensors = shapes(config)
     offset, header = 0, {}
     for name, sizes in tensors.items():
         end = offset + 2 * math.prod(sizes)

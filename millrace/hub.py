@@ -83,12 +83,12 @@ def _download(name: str) -> Path:
     try:  # not at the top: these are slow to import
         import huggingface_hub as hub
 
-        from worker.build import check_config
+        from worker.models.config import read_config
     except ImportError as error:
         why = "to take it from the Hugging Face hub: pip install huggingface-hub"
         raise CommandError(_absent(name, why)) from error
     try:
-        check_config(Path(hub.snapshot_download(name, allow_patterns=TEXTS)))
+        read_config(Path(hub.snapshot_download(name, allow_patterns=TEXTS)))
         return Path(hub.snapshot_download(name, allow_patterns=[*TEXTS, *WEIGHTS]))
     except hub.errors.RepositoryNotFoundError as error:
         why = "the Hugging Face hub has no such model, or not for you (HF_TOKEN)"

@@ -35,10 +35,8 @@ from worker.kernels.library import default_cache_dir
 from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import DeviceMemory, NoRoom, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
-from worker.models import ARCHITECTURES
 from worker.models.config import DTYPES, ModelConfig, read_config
 from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
-from worker.models.layers import Wiring
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
 from worker.safetensors import Stamp
 from worker.weights import FolderWeights, is_bare, stored_dtype
@@ -263,7 +261,6 @@ def load_model(
     if kv_layout not in BLOCK_SIZES:
         raise ValueError(f"kv_layout is {kv_layout!r}, allowed: {', '.join(BLOCK_SIZES)}")
     config = _config(folder)
-    wiring = _wiring(config)
     wanted = config.dtype if dtype == "auto" else dtype
     backend: Choice
     if device == "cuda":
@@ -276,7 +273,7 @@ def load_model(
     weights = _open(folder, config)
     try:
         with _kept_packed(folder, weights, backend):
-            model = Decoder(config, wiring, weights, backend)
+            model = Decoder(config, weights, backend)
             if isinstance(backend, CudaBackend):
                 backend.loading.finish()
     except MemoryError as error:
@@ -309,9 +306,8 @@ def _check_heads(folder: Path, config: ModelConfig, backend: CpuChoice) -> None:
 def describe_folder(folder: Path) -> str:
     """Check the whole folder without loading it and say what it holds; raise ModelFolderError."""
     config = _config(folder)
-    wiring = _wiring(config)
     _open(folder, config)
-    size = sum(prod(shape) for shape in shapes(config, wiring).values()) / 1e6
+    size = sum(prod(shape) for shape in shapes(config).values()) / 1e6
     sliding = sum(window > 0 for window in config.windows)
     windows = f", {sliding} of {config.num_layers} layers slide" if sliding else ""
     wide = f", heads of {config.head_dim} need kernel_level reference"
@@ -341,11 +337,6 @@ def _kept_packed(folder: Path, weights: FolderWeights, backend: Choice) -> Itera
         cache.abandon()
 
 
-def check_config(folder: Path) -> None:
-    """Raise ModelFolderError unless a model here computes what config.json says."""
-    _wiring(read_config(folder))
-
-
 def fingerprint_folder(folder: Path) -> str:
     """Check the whole folder without loading it and return its hash; raise ModelFolderError."""
     return _open(folder, _config(folder)).fingerprint()
@@ -362,15 +353,10 @@ def _config(folder: Path) -> ModelConfig:
 
 
 def _open(folder: Path, config: ModelConfig) -> FolderWeights:
-    expected = shapes(config, _wiring(config))
-    weights = FolderWeights(folder, expected, may_ignore(config))
+    weights = FolderWeights(folder, shapes(config), may_ignore(config))
     if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
         # Some would compute with the one, some with the other.
         raise ModelFolderError(
             f"{folder}: {HEAD} differs from {EMBEDDING}, config.json: tie_word_embeddings is True"
         )
     return weights
-
-
-def _wiring(config: ModelConfig) -> Wiring:
-    return ARCHITECTURES[config.architecture](config)

@@ -15,15 +15,15 @@ from worker.backends.gpu import Gpu
 from worker.batch import Batch
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder, shapes
-from worker.models.layers import Wiring
 from worker.models.rope import Rope
+from worker.models.wiring import Wiring
 
 HEAD_DIM, VOCAB, BLOCK = 16, 64, 16
 CONFIG = ModelConfig(
     architecture="Qwen2ForCausalLM", vocab_size=VOCAB, hidden_size=64, intermediate_size=96,
     num_layers=2, num_heads=4, num_kv_heads=2, head_dim=HEAD_DIM, max_position_embeddings=512,
     rms_norm_eps=1e-6, rope=Rope(tuple(1e4 ** (-np.arange(0, 16, 2) / 16)), 1.0),
-    windows=(0, 0), tie_word_embeddings=True, attention_bias=True, mlp_bias=False,
+    windows=(0, 0), tie_word_embeddings=True, wiring=Wiring(qkv_bias=True),
     dtype="bfloat16",
 )  # fmt: skip
 LENGTHS = (37, 1, 300, 16, 5, 64, 257, 17)
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 class RandomWeights:
     def __init__(self) -> None:
-        self._shapes = shapes(CONFIG, Wiring(qkv_bias=True))
+        self._shapes = shapes(CONFIG)
 
     def read(self, name: str) -> Any:
         rng = np.random.default_rng(len(name) * 1000 + sum(name.encode()))
@@ -59,7 +59,7 @@ class Sequences:
         rng = np.random.default_rng(1)
         self._tokens = [rng.integers(0, VOCAB, length) for length in self.lengths]
         backend = CudaBackend(gpu, dtype, (4, 2, HEAD_DIM), CONFIG.max_position_embeddings)
-        model = Decoder(CONFIG, Wiring(qkv_bias=True), RandomWeights(), backend)
+        model = Decoder(CONFIG, RandomWeights(), backend)
         cache = CudaKvCache(gpu, CONFIG, int(ends[-1]), BLOCK, dtype)
         self._forward: Callable[[Batch], Any] = backend.bind(model, cache.layers)
 

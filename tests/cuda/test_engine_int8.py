@@ -19,7 +19,6 @@ from worker.backends.cuda_weights import quantized
 from worker.backends.gpu import Gpu
 from worker.build import LoadedModel, load_model
 from worker.kernels.checks import to_float32
-from worker.models import ARCHITECTURES
 from worker.models.config import read_config
 from worker.models.decoder import EMBEDDING, HEAD, may_ignore, shapes
 from worker.weights import FolderWeights
@@ -34,7 +33,7 @@ def load(folder: Path, gpu: Gpu, dtype: str, layout: str = "block") -> LoadedMod
 def as_int8_has_it(folder: Path, target: Path) -> Path:
     """Write a float32 model whose linears are what int8 makes of those in `folder`."""
     config = read_config(folder)
-    expected = shapes(config, ARCHITECTURES[config.architecture](config))
+    expected = shapes(config)
     weights = FolderWeights(folder, expected, may_ignore(config))
     tensors = {name: to_float32(weights.read(name)).copy() for name in expected}
     heads = {EMBEDDING} if config.tie_word_embeddings else {HEAD}

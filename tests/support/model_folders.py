@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from worker.models import ARCHITECTURES
 from worker.models.config import read_config
 from worker.models.decoder import shapes
 from worker.safetensors import SafetensorsFile
@@ -87,7 +86,7 @@ def write_folder(folder: Path, seed: int = 0, num_shards: int = 1, **changes: An
     config = TINY | changes
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     parsed = read_config(folder)
-    wanted = shapes(parsed, ARCHITECTURES[parsed.architecture](parsed))
+    wanted = shapes(parsed)
     tensors = random_tensors(wanted, seed)
     dtype = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[config["torch_dtype"]]
     if num_shards == 1:

@@ -20,7 +20,6 @@ from tests.support.model_folders import (
 from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
-from worker.models.layers import Wiring
 from worker.safetensors import SafetensorsFile
 from worker.weights import FolderWeights
 
@@ -169,7 +168,7 @@ def test_what_wide_heads_need_is_told(tmp_path: Path) -> None:
 
 
 def weights_of(folder: Path) -> FolderWeights:
-    return FolderWeights(folder, shapes(read_config(folder), Wiring(qkv_bias=True)))
+    return FolderWeights(folder, shapes(read_config(folder)))
 
 
 def test_one_file_counts_beside_an_index_of_before(tmp_path: Path) -> None:

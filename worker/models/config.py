@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.model_folder import Fields, ModelFolderError, read_object
+from worker.models.llama import llama
+from worker.models.qwen2 import qwen2
+from worker.models.qwen3 import qwen3
 from worker.models.rope import Rope, read_rope
+from worker.models.wiring import Wiring
 
 DTYPES = ("float32", "bfloat16", "float16")
 ALWAYS_SLIDING = {"MistralForCausalLM": 4096}
 """Without a `use_sliding_window`: in these a `sliding_window` alone is enough, for every layer, and
 is so wide where the field is left out; null means none."""
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+FAMILIES = {"Llama": llama, "Mistral": llama, "Qwen2": qwen2, "Qwen3": qwen3}
+"""What stands in `architectures` before ForCausalLM → wiring. A new one is a file and a line."""
 WITH_HEAD = {f"{family}Model": f"{family}ForCausalLM" for family in FAMILIES}
 """A base model saved by itself, as embedding models are."""
 ADAPTER = "adapter_config.json"
@@ -53,8 +58,7 @@ class ModelConfig:
     windows: tuple[int, ...]
     """Of each layer: how many positions it sees, its own included; 0 = all."""
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
+    wiring: Wiring
     dtype: str
     has_head: bool = True
     """False: what a folder holds is a base model whose head is not the embedding."""
@@ -98,8 +102,7 @@ def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
         rope=rope,
         windows=_windows(fields, architecture),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
-        mlp_bias=fields.flag("mlp_bias"),
+        wiring=_wiring(fields, architecture),
         dtype=_dtype(fields),
     )
 
@@ -112,6 +115,11 @@ def _architecture(fields: Fields) -> str:
     if name not in WITH_HEAD.values():
         raise fields.error("architectures", name, ", ".join(WITH_HEAD.values()))
     return name
+
+
+def _wiring(fields: Fields, architecture: str) -> Wiring:
+    family = FAMILIES[architecture.removesuffix("ForCausalLM")]
+    return family(fields.flag("attention_bias"), fields.flag("mlp_bias"))
 
 
 def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:

@@ -1,7 +1,7 @@
 """Decoder: the skeleton of Llama and its kin, from token ids to logits.
 
-Knows the names of weights, which these families share. What differs is in `Wiring`; knows no array
-library and no file format.
+Knows the names of weights, which these families share. What differs is in `Wiring`; knows no
+array library and no file format.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from worker.backends.base import Array, Backend, LayerCache, Outputs, Step
 from worker.models.config import ModelConfig
-from worker.models.layers import DecoderLayer, RmsNorm, Weights, Wiring, linear
+from worker.models.layers import DecoderLayer, RmsNorm, Weights, linear
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -21,13 +21,13 @@ NO_LAYER = -1
 class Decoder:
     """Packed weights; token ids in, logits and final states of the wanted rows out."""
 
-    def __init__(self, config: ModelConfig, wiring: Wiring, weights: Weights, ops: Backend) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Backend) -> None:
         self.ops = ops
         self._embedding = ops.pack_vector(weights.read(EMBEDDING))
         rope = config.rope
         self._rotary = ops.pack_rotary(rope.inverse_frequencies, rope.attention_factor)
         self._layers = [
-            DecoderLayer(ops, weights, config, wiring, layer, self._rotary)
+            DecoderLayer(ops, weights, config, layer, self._rotary)
             for layer in range(config.num_layers)
         ]
         self._norm = RmsNorm(ops, weights.read("model.norm.weight"), config.rms_norm_eps)
@@ -73,7 +73,7 @@ def taken(ops: Backend, of: tuple[Array, Array], rows: Array) -> tuple[Array, Ar
     return ops.take_rows(of[0], rows), ops.take_rows(of[1], rows)
 
 
-def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor the folder must hold, by name."""
     hidden = config.hidden_size
     wanted: dict[str, tuple[int, ...]] = {
@@ -83,7 +83,7 @@ def shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
     if not config.tie_word_embeddings:
         wanted[HEAD] = (config.vocab_size, hidden)
     for i in range(config.num_layers):
-        wanted |= {f"model.layers.{i}.{k}": v for k, v in _layer_shapes(config, wiring).items()}
+        wanted |= {f"model.layers.{i}.{k}": v for k, v in _layer_shapes(config).items()}
     return wanted
 
 
@@ -94,8 +94,8 @@ def may_ignore(config: ModelConfig) -> set[str]:
     return ignored | ({HEAD} if config.tie_word_embeddings else set())
 
 
-def _layer_shapes(config: ModelConfig, wiring: Wiring) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner, wiring = config.hidden_size, config.intermediate_size, config.wiring
     linears = {
         "self_attn.q_proj": (config.q_size, hidden, wiring.qkv_bias),
         "self_attn.k_proj": (config.kv_size, hidden, wiring.qkv_bias),

@@ -8,7 +8,7 @@ on can stand before them. The name of each intermediate is where it arises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from worker.backends.base import Array, Backend, LayerCache, Linear, Rotary, Step
 from worker.models.config import ModelConfig
@@ -19,16 +19,6 @@ class Weights(Protocol):
     uint16. A backend takes all three."""
 
     def read(self, name: str) -> Array: ...
-
-
-class Wiring(NamedTuple):
-    """In what the families differ."""
-
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    head_norm: bool = False
-    """Every head of q and k has a norm of its own before it is rotated."""
 
 
 def linear(ops: Backend, weights: Weights, names: Sequence[str], *, bias: bool = False) -> Linear:
@@ -74,11 +64,10 @@ class Attention:
         ops: Backend,
         weights: Weights,
         config: ModelConfig,
-        wiring: Wiring,
         layer: int,
         rotary: Rotary,
     ) -> None:
-        prefix = f"model.layers.{layer}.self_attn"
+        prefix, wiring = f"model.layers.{layer}.self_attn", config.wiring
         self._layer = layer
         self._num_heads = config.num_heads
         self._window = config.windows[layer]
@@ -110,8 +99,8 @@ class Attention:
 class GatedMlp:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, ops: Backend, weights: Weights, wiring: Wiring, layer: int) -> None:
-        prefix, bias = f"model.layers.{layer}.mlp", wiring.mlp_bias
+    def __init__(self, ops: Backend, weights: Weights, config: ModelConfig, layer: int) -> None:
+        prefix, bias = f"model.layers.{layer}.mlp", config.wiring.mlp_bias
         self._layer = layer
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self._gate_up = linear(ops, weights, names, bias=bias)
@@ -133,18 +122,17 @@ class DecoderLayer:
         ops: Backend,
         weights: Weights,
         config: ModelConfig,
-        wiring: Wiring,
         layer: int,
         rotary: Rotary,
     ) -> None:
         prefix, eps = f"model.layers.{layer}", config.rms_norm_eps
         self._layer = layer
         self._norm_in = RmsNorm(ops, weights.read(f"{prefix}.input_layernorm.weight"), eps)
-        self._attention = Attention(ops, weights, config, wiring, layer, rotary)
+        self._attention = Attention(ops, weights, config, layer, rotary)
         self._norm_mlp = RmsNorm(
             ops, weights.read(f"{prefix}.post_attention_layernorm.weight"), eps
         )
-        self._mlp = GatedMlp(ops, weights, wiring, layer)
+        self._mlp = GatedMlp(ops, weights, config, layer)
 
     def __call__(
         self, ops: Backend, x: Array, residual: Array | None, step: Step, cache: LayerCache

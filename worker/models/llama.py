@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from worker.models.config import ModelConfig
-from worker.models.layers import Wiring
+from worker.models.wiring import Wiring
 
 
-def llama(config: ModelConfig) -> Wiring:
-    return Wiring(
-        qkv_bias=config.attention_bias, out_bias=config.attention_bias, mlp_bias=config.mlp_bias
-    )
+def llama(attention_bias: bool, mlp_bias: bool) -> Wiring:
+    return Wiring(qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from worker.models.config import ModelConfig
-from worker.models.layers import Wiring
+from worker.models.wiring import Wiring
 
 
-def qwen2(config: ModelConfig) -> Wiring:
+def qwen2(attention_bias: bool, mlp_bias: bool) -> Wiring:
     return Wiring(qkv_bias=True)

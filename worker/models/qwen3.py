@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from worker.models.config import ModelConfig
-from worker.models.layers import Wiring
+from worker.models.wiring import Wiring
 
 
-def qwen3(config: ModelConfig) -> Wiring:
-    return Wiring(qkv_bias=config.attention_bias, out_bias=config.attention_bias, head_norm=True)
+def qwen3(attention_bias: bool, mlp_bias: bool) -> Wiring:
+    return Wiring(qkv_bias=attention_bias, out_bias=attention_bias, head_norm=True)
