@@ -64,12 +64,12 @@ def plan_attention(
     longest_first = np.argsort(-positions[tokens], kind="stable")
     decodes, tokens = decodes[longest_first], tokens[longest_first]
     order = [tokens.astype(np.int64)]
-    segments = _decode_segments(positions[tokens], tables[decodes], window)
+    segments = _segments(0, positions[tokens], tables[decodes], window)
     place = len(tokens)
     for b in np.flatnonzero(counts > 1):
         span = np.arange(query_starts[b], query_starts[b + 1])
         order.append(span)
-        segments += _prefill_segments(place, positions[span], tables[b], window)
+        segments += _segments(place, positions[span], tables[b : b + 1], window)
         place += len(span)
     return AttentionPlan(np.concatenate(order), segments)
 
@@ -81,22 +81,14 @@ def _padded(block_tables: Ints, per_split: int) -> Ints:
     return padded.reshape(len(padded), -1, per_split)
 
 
-def _decode_segments(positions: Ints, tables: Ints, window: int) -> list[Segment]:
-    """positions: int32 [n], falling; tables: int32 [n, splits, per_split]."""
+def _segments(place: int, positions: Ints, tables: Ints, window: int) -> list[Segment]:
+    """Cut tokens of which the first stands at `place`: int32 [n], falling with a table each, or
+    rising with one for all; tables: int32 [n or 1, splits, per_split]."""
     segments = []
-    for split in range(int(positions[0]) // SPLIT + 1 if len(positions) else 0):
+    for split in range(int(positions.max(initial=-1)) // SPLIT + 1):
         part = _touching(positions, split, window)
-        blocks = np.ascontiguousarray(tables[part, split])
-        segments.append(_segment(0, part, positions, blocks, split, window))
-    return [segment for segment in segments if segment.start < segment.stop]
-
-
-def _prefill_segments(place: int, positions: Ints, table: Ints, window: int) -> list[Segment]:
-    """positions: int32 [n], rising; table: int32 [splits, per_split]."""
-    segments = []
-    for split in range(int(positions[-1]) // SPLIT + 1):
-        part = _touching(positions, split, window)
-        blocks = table[split : split + 1]
+        own = part if len(tables) == len(positions) else slice(None)
+        blocks = np.ascontiguousarray(tables[own, split])
         segments.append(_segment(place, part, positions, blocks, split, window))
     return [segment for segment in segments if segment.start < segment.stop]
 
