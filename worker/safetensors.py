@@ -18,8 +18,11 @@ from common.model_folder import ModelFolderError
 from worker.kernels.checks import Floats, Stored, to_float32
 
 MAX_HEADER_BYTES = 100_000_000
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-STORED_AS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
+STORED_AS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+}
 
 
 class Tensor(NamedTuple):
@@ -74,8 +77,8 @@ class SafetensorsFile:
 
     def check_dtype(self, name: str) -> str:
         """Return the type of a tensor; raise ModelFolderError for one that cannot be read."""
-        if (dtype := self.tensors[name].dtype) not in ITEM_BYTES:
-            allowed = ", ".join(ITEM_BYTES)
+        if (dtype := self.tensors[name].dtype) not in STORED_AS:
+            allowed = ", ".join(STORED_AS)
             raise ModelFolderError(
                 f"{self.path}: tensor {name} has dtype {dtype}, allowed: {allowed}"
             )
@@ -85,7 +88,7 @@ class SafetensorsFile:
         """Return tensor `name` as float32, float16, or bfloat16 as uint16: a view into the file,
         or a copy where the file has it at an odd place."""
         tensor = self.tensors[name]
-        dtype = np.dtype(STORED_AS[tensor.dtype])
+        dtype = STORED_AS[tensor.dtype]
         raw = memoryview(self._bytes)[tensor.start : tensor.stop]
         aligned = raw if tensor.start % dtype.itemsize == 0 else bytes(raw)
         return np.frombuffer(aligned, dtype).reshape(tensor.shape)
@@ -141,8 +144,8 @@ def _tensor(path: Path, name: str, entry: Any, first_byte: int, size: int) -> Te
         raise ModelFolderError(
             f"{path}: tensor {name} lies at bytes {start}..{stop} of a file of {size}: truncated"
         )
-    size_known = ITEM_BYTES.get(dtype)  # others may stand beside what is read
-    is_full = size_known is None or math.prod(shape) * size_known == stop - start
+    stored = STORED_AS.get(dtype)  # others may stand beside what is read
+    is_full = stored is None or math.prod(shape) * stored.itemsize == stop - start
     if min(shape, default=0) < 0 or not is_full:
         raise ModelFolderError(
             f"{path}: tensor {name} {dtype} {list(shape)} does not fill its {stop - start} bytes"
