@@ -150,7 +150,7 @@ BAD_STARTS = {
     "token id 96": start(2, [1, 96], (9,)),
     "blocks of 16": start(2, PROMPT, (8, 9)),
     "block ids": start(2, [1, 2], (24,)),
-    "cannot be decoded": start(2, [1, 2], (9,), sampling=b"\xff\xff\xff"),
+    "cannot be used: DecodeError": start(2, [1, 2], (9,), sampling=b"\xff\xff\xff"),
     "said to be computed": start(2, [1, 2], (9,), num_computed=2),
     "0 tokens after": start(2, [1, 2], (9,), 0),
     "3 tokens after": start(2, [1, 2], (9,), 3),

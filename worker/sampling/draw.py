@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from protos import common_pb2
 from protos import worker as wire
@@ -29,7 +28,7 @@ class Draw:
     def __init__(
         self, start: wire.SequenceStart, vocab_size: int, grammars: Grammars | None = None
     ) -> None:
-        params = _decode(start.sampling)
+        params = common_pb2.SamplingParams.FromString(start.sampling)
         _check_ids(params, vocab_size)
         stop_token_ids = tuple(i for i in start.stop_token_ids if i < vocab_size)
         recipe = Recipe(params, start.min_tokens, stop_token_ids)
@@ -75,13 +74,6 @@ def read_draw(start: wire.SequenceStart, vocab_size: int, grammars: Grammars | N
         raise
     except Exception as error:
         raise RowError(f"sampling parameters cannot be used: {error!r}") from error
-
-
-def _decode(sampling: bytes) -> common_pb2.SamplingParams:
-    try:
-        return common_pb2.SamplingParams.FromString(sampling)
-    except DecodeError as error:
-        raise RowError(f"sampling parameters cannot be decoded: {error}") from error
 
 
 def _grammar(
