@@ -73,7 +73,7 @@ class CudaAttention:
         name = f"{self._dtype}_{head_dim}"
         rest = (tiles.tiles, tiles.offsets, shape)
         arguments = (parts, q, cache.keys, cache.values, step.tables, *rest)
-        grid = (tiles.num_tiles, num_kv_heads, min(tiles.most_parts, 64))
+        grid = (tiles.num_tiles, num_kv_heads, tiles.most_parts)
         shared_bytes = attention_shared_bytes(head_dim)
         self._gpu.launch(f"attention_decode_{name}", grid, 32, arguments, shared_bytes)
         self._gpu.launch(f"attention_merge_{name}", grid[:2], 128, (out, parts, *rest))

@@ -29,6 +29,7 @@ class Tiles(NamedTuple):
     num_tiles: int
     num_parts: int
     most_parts: int
+    """Of any tile, and at most MAX_AT_ONCE."""
 
 
 class CudaStep(NamedTuple):
