@@ -21,13 +21,14 @@ import numpy as np
 from bench import gpu_floors as floors
 from bench.gpu_floors import Shape
 from worker.backends.cuda import CudaBackend
-from worker.backends.cuda_cache import CudaKvCache, block_bytes
+from worker.backends.cuda_cache import CudaKvCache
 from worker.backends.cuda_weights import CudaLinear, upload
 from worker.backends.gpu import Array, Gpu
 from worker.batch import Batch
 from worker.kernels.checks import Floats
 from worker.kernels.cubins import sources_hash
 from worker.kernels.structs import DRAW
+from worker.kv_cache import block_bytes
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder, shapes
 from worker.models.rope import Rope
@@ -133,7 +134,7 @@ class Model:
         model = Decoder(config, NoWeights(config), self.backend)
         self.num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
         self.model, self.cache = model, CudaKvCache(gpu, config, self.num_blocks, BLOCK_SIZE, DTYPE)
-        self.kv_bytes = block_bytes(config, BLOCK_SIZE, DTYPE) / BLOCK_SIZE
+        self.kv_bytes = block_bytes(config, BLOCK_SIZE, config.dtype) / BLOCK_SIZE
         self.forward: Callable[[Batch], Any] = self.backend.bind(model, self.cache.layers)
 
     def batch(self, counts: Sequence[int], context: int) -> Batch:

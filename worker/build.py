@@ -17,10 +17,10 @@ from common.model_folder import ModelFolderError
 from protos import worker as wire
 from worker import device_memory
 from worker.arena import Arena, Piece, num_bytes
-from worker.backends import cuda_cache
 from worker.backends.choice import CpuChoice, choose_backend, choose_kv_dtype
 from worker.backends.cpu import MAX_HEAD_DIM, CpuBackend
 from worker.backends.cuda import CudaBackend
+from worker.backends.cuda_cache import CudaKvCache
 from worker.backends.cuda_open import open_cuda
 from worker.backends.gpu import Gpu
 from worker.batch import SHORT_RUN, PassLimits
@@ -57,7 +57,7 @@ class _Stores(NamedTuple):
     """What a runner keeps: inputs, blocks, and copies of evicted ones on the host."""
 
     arena: Arena
-    cache: KvCache | cuda_cache.CudaKvCache
+    cache: KvCache | CudaKvCache
     tier: HostTier | None
 
 
@@ -105,8 +105,6 @@ class LoadedModel:
 
     @property
     def _block_bytes(self) -> int:
-        if isinstance(self.backend, CudaBackend):
-            return cuda_cache.block_bytes(self.config, self.block_size, self.backend.dtype)
         return block_bytes(self.config, self.block_size, self.kv_dtype)
 
     def kv_cache_bytes(self, asked: int | None) -> int:
@@ -202,12 +200,13 @@ class LoadedModel:
     def _stores(self, num_blocks: int, input_bytes: int) -> _Stores:
         """Allocate blocks, the host's memory behind them, and an arena for `input_bytes` more."""
         size, host = self.block_size, host_piece(self.host_blocks, self._block_bytes)
-        cache: cuda_cache.CudaKvCache | KvCache
+        cache: KvCache | CudaKvCache
         if isinstance(self.backend, CudaBackend):
             arena = Arena(input_bytes)
             staged = BLOCKS_A_TURN if self.host_blocks else 0
-            cache = self.backend.make_cache(self.config, num_blocks, size, staged)
-            memory = self._pinned(self.backend.gpu, host) if staged else None
+            gpu, dtype = self.backend.gpu, self.backend.dtype
+            cache = CudaKvCache(gpu, self.config, num_blocks, size, dtype, staged)
+            memory = self._pinned(gpu, host) if staged else None
         else:
             kv = kv_pieces(self.config, num_blocks, size, self.kv_dtype)
             arena = Arena(num_bytes(kv) + input_bytes + num_bytes([host]))
@@ -226,7 +225,7 @@ class LoadedModel:
         """Return what tells a runner's bytes by purpose; on a GPU they are read anew each time."""
         backend, taken = self.backend, dict(stores.arena.bytes_by_purpose)
         if isinstance(backend, CudaBackend):
-            assert isinstance(stores.cache, cuda_cache.CudaKvCache)
+            assert isinstance(stores.cache, CudaKvCache)
             kv_bytes = stores.cache.num_bytes
             if stores.tier is not None:
                 taken["host"] = stores.tier.total_bytes

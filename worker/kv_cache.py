@@ -19,8 +19,12 @@ if TYPE_CHECKING:  # a GPU's cache needs what is here where there is no msgspec
 
 BLOCK_SIZES = {"block": 16, "slot": 1, "static": 16}
 """Tokens per block, by layout."""
-DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
-"""NumPy has no bfloat16: its bits stand in integers."""
+DTYPES: dict[str, type[np.generic]] = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "float16": np.uint16,
+}
+"""Bits of 16 stand in integers: NumPy has no bfloat16. float16 is a GPU's alone."""
 
 
 class LayerPages(NamedTuple):

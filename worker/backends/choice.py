@@ -14,7 +14,6 @@ from worker.backends.trial import trusted_level
 from worker.kernels.library import LEVEL_NAMES, load_library
 from worker.kernels.packed import Format
 from worker.kernels.records import Kind
-from worker.kv_cache import DTYPES as KV_DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def choose_kv_dtype(wanted: str, dtype: str, backend: CpuChoice) -> str:
 
     Raises ValueError for one that is not kept here.
     """
-    _check("kv_cache_dtype", wanted, ("auto", *KV_DTYPES))
+    _check("kv_cache_dtype", wanted, ("auto", "float32", "bfloat16"))
     compiled = isinstance(backend, CpuBackend)
     if wanted == "bfloat16" and not compiled:
         raise ValueError("kv_cache_dtype bfloat16 needs the compiled kernels")

@@ -15,8 +15,8 @@ import numpy as np
 
 from worker.backends.base import Model, Outputs
 from worker.backends.cuda_attention import CudaAttention
-from worker.backends.cuda_cache import CudaKvCache, LayerPages
-from worker.backends.cuda_graph import DecodeGraphs, parts_per_block
+from worker.backends.cuda_cache import LayerPages
+from worker.backends.cuda_graph import DecodeGraphs
 from worker.backends.cuda_linears import CudaLinears, Pending
 from worker.backends.cuda_loading import Loading
 from worker.backends.cuda_logits import CudaLogits
@@ -30,7 +30,6 @@ from worker.kernels.instances import HEAD_DIMS
 from worker.kernels.rms_norm import head_norm_reference
 from worker.kernels.rope import Rotary, pack_rotary
 from worker.kernels.structs import HEADS, SPLIT, part_floats
-from worker.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from worker.backends.cuda_sampler import CudaSampler
@@ -123,14 +122,7 @@ class CudaBackend:
     def graph_bytes_per_block(self, block_size: int) -> int:
         """Return by how much the buffers of the graphs grow with every block of a cache."""
         _, num_kv_heads, head_dim = self._sizes
-        return math.ceil(4 * part_floats(num_kv_heads, head_dim) * parts_per_block(block_size))
-
-    def make_cache(
-        self, config: ModelConfig, num_blocks: int, block_size: int, num_staged: int = 0
-    ) -> CudaKvCache:
-        """Allocate `num_blocks`, the spare block that padded rows write to, and what blocks pass
-        through on their way to and from the host, `num_staged` at a time."""
-        return CudaKvCache(self.gpu, config, num_blocks, block_size, self.dtype, num_staged)
+        return math.ceil(4 * part_floats(num_kv_heads, head_dim) * block_size / SPLIT)
 
     def bind(
         self, model: Model, caches: Sequence[LayerPages], workspace: Workspace | None = None

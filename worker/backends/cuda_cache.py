@@ -5,6 +5,7 @@ Knows sizes and bytes. Who owns which block is the scheduler's business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,12 +30,6 @@ class LayerPages(NamedTuple):
     values: Array
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: str) -> int:
-    """Return the bytes of one block over all layers, keys and values."""
-    values = 2 * config.num_layers * block_size * config.kv_size
-    return values * np.dtype(STORAGE[dtype]).itemsize
-
-
 class CudaKvCache:
     """All pages of all layers in one allocation."""
 
@@ -47,28 +42,23 @@ class CudaKvCache:
         dtype: str,
         num_staged: int = 0,
     ) -> None:
-        """`num_staged` blocks at a time go to and from the host; 0 = none ever does."""
+        """`num_staged` blocks at a time go to and from the host; 0 = none ever does. Behind the
+        last block is a spare one, which padded rows write to."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._gpu = gpu
-        self._num_pages = num_blocks + 1  # the last is spare: nobody's rows write there
-        one = block_bytes(config, block_size, dtype)
-        self._raw = gpu.empty(self._num_pages * one)
-        shape = (
-            config.num_layers,
-            2,
-            self._num_pages,
-            config.num_kv_heads,
-            block_size,
-            config.head_dim,
-        )
-        pages = self._raw.view(STORAGE[dtype]).reshape(shape)
-        self.layers: Sequence[LayerPages] = [
-            LayerPages(*pages[layer]) for layer in range(config.num_layers)
-        ]
+        self._num_pages = num_blocks + 1
+        page = (config.num_kv_heads, block_size, config.head_dim)
+        page_bytes = math.prod(page) * np.dtype(STORAGE[dtype]).itemsize
         self._num_planes = 2 * config.num_layers
-        self._chunks = one // self._num_planes // CHUNK_BYTES
-        self._staged = gpu.empty(num_staged * one).reshape(num_staged, one)
+        block_bytes = self._num_planes * page_bytes
+        self._raw = gpu.empty(self._num_pages * block_bytes)
+        shape = (config.num_layers, 2, self._num_pages, *page)
+        self.layers: Sequence[LayerPages] = [
+            LayerPages(*sides) for sides in self._raw.view(STORAGE[dtype]).reshape(shape)
+        ]
+        self._chunks = page_bytes // CHUNK_BYTES
+        self._staged = gpu.empty(num_staged * block_bytes).reshape(num_staged, block_bytes)
 
     @property
     def num_bytes(self) -> int:

@@ -32,11 +32,6 @@ Forward = Callable[[Scratch, CudaStep], Any]
 """Launches a pass over a step, with buffers of a scratch; what it returns stays on the device."""
 
 
-def parts_per_block(block_size: int) -> float:
-    """Return how much the room for parts of attention grows with every block of a cache."""
-    return block_size / SPLIT
-
-
 class DecodeGraphs:
     """The graphs of one runner, captured when they are first needed."""
 
