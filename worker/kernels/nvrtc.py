@@ -7,13 +7,11 @@ built, by the tests, and at start when no shipped cubin fits the chip. Knows no 
 from __future__ import annotations
 
 import ctypes
-import re
 import site
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from worker.kernels.instances import instances
 
@@ -27,16 +25,6 @@ class CompileError(Exception):
     """NVRTC is missing or refused the source; the message is its log."""
 
 
-class Usage(NamedTuple):
-    """What the assembler says of one kernel."""
-
-    registers: int
-    spill_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-    """Static."""
-
-
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """One `.cu` file for one target."""
@@ -45,8 +33,8 @@ class Compiled:
     """A cubin, or PTX for a compute_ target."""
     names: dict[str, str]
     """Plain symbol → the mangled name in it."""
-    usage: dict[str, Usage]
-    """By plain symbol; PTX has none."""
+    log: str
+    """What the compiler and the assembler said."""
 
 
 def compile_stem(stem: str, target: str, defines: Sequence[str] = ()) -> Compiled:
@@ -71,7 +59,7 @@ def compile_stem(stem: str, target: str, defines: Sequence[str] = ()) -> Compile
         code = _text(nvrtc, program, "PTX" if target.startswith("compute_") else "CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Compiled(code, names, _usage(log, names))
+    return Compiled(code, names, log)
 
 
 def _lowered(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, expression: str) -> str:
@@ -87,27 +75,6 @@ def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     buffer = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
     return buffer.raw if what == "CUBIN" else buffer.value
-
-
-_ENTRY = re.compile(
-    r"entry function '(?P<name>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill"
-    r" stores.*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
-    re.DOTALL,
-)
-
-
-def _usage(log: str, names: dict[str, str]) -> dict[str, Usage]:
-    symbols = {mangled: symbol for symbol, mangled in names.items()}
-    usage = {}
-    for entry in _ENTRY.finditer(log):
-        shared = re.search(r"(\d+) bytes smem", entry["rest"])
-        usage[symbols[entry["name"]]] = Usage(
-            int(entry["registers"]),
-            int(entry["spill"]),
-            int(entry["stack"]),
-            int(shared[1]) if shared else 0,
-        )
-    return usage
 
 
 @cache

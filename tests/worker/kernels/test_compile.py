@@ -66,7 +66,7 @@ def test_what_a_process_without_umask_keeps_is_its_own(
     fake: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Containers and services may run with a umask of 0."""
-    monkeypatch.setattr(cubins, "compile_stem", lambda stem, target: Compiled(b"code", {}, {}))
+    monkeypatch.setattr(cubins, "compile_stem", lambda stem, target: Compiled(b"code", {}, ""))
     monkeypatch.setattr(cubins, "SHIPPED", tmp_path / "nothing")
     before = os.umask(0)
     try:
@@ -111,7 +111,7 @@ def test_a_library_of_another_user_is_compiled_again(
 def test_machine_code_that_others_may_have_put_there_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = Compiled(b"code", {"a": "b"}, {})
+    compiled = Compiled(b"code", {"a": "b"}, "")
     monkeypatch.setattr(cubins, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(cubins, "compile_stem", lambda stem, target: compiled)
     for _ in range(2):
