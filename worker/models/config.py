@@ -72,11 +72,12 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
-def read_config(folder: Path, name: str = "config.json") -> ModelConfig:
-    """Read and check `folder/name`; raise ModelFolderError that names the file and the field."""
-    if not (folder / name).exists() and (folder / ADAPTER).exists():
+def read_config(folder: Path) -> ModelConfig:
+    """Read and check config.json; raise ModelFolderError that names the file and the field."""
+    path = folder / "config.json"
+    if not path.exists() and (folder / ADAPTER).exists():
         raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
-    fields = read_object(folder / name)
+    fields = read_object(path)
     architecture = _architecture(fields)  # first: others name their fields otherwise
     _refuse_unsupported(fields)
     num_heads = fields.size("num_attention_heads")
