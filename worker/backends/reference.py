@@ -81,10 +81,6 @@ class ReferenceBackend:
         blas = f"numpy={np.__version__} {self._blas}"
         return f"cpu reference float32 {blas} tile={tiles} split={SPLIT}"
 
-    def begin(self, batch: Batch) -> ReferenceStep:
-        """Return `batch` with room for what the layers of the step will share."""
-        return ReferenceStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
-
     def sampler(self, vocab_size: int) -> Sampler:
         """Return what draws from the logits of a pass."""
         return Sampler(vocab_size)
@@ -98,8 +94,9 @@ class ReferenceBackend:
         """
 
         def forward(batch: Batch) -> Outputs:
+            step = ReferenceStep(batch.token_ids, batch.logit_rows, batch.state_rows, batch)
             with np.errstate(all="ignore"):  # what is not finite shows in the logits of its row
-                return model.forward(self.begin(batch), caches)
+                return model.forward(step, caches)
 
         return forward
 
