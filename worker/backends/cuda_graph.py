@@ -16,13 +16,12 @@ from worker.backends.cuda_step import (
     INPUTS,
     MAX_AT_ONCE,
     CudaStep,
+    HostStep,
     HostTiles,
-    step_inputs,
     upload_step,
 )
 from worker.backends.gpu import Gpu, Scratch, captured
 from worker.batch import Batch
-from worker.kernels.checks import Ints
 from worker.kernels.structs import SPLIT
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -57,7 +56,7 @@ class DecodeGraphs:
     def reserve(self) -> None:
         """Try the largest step once, so that no buffer moves afterwards."""
         step = self._inputs(None, self._largest, MAX_AT_ONCE)
-        self._forward(self._scratch, upload_step(self._scratch, *step))
+        self._forward(self._scratch, upload_step(self._scratch, step))
 
     def run(self, batch: Batch) -> Any | None:
         """Return what the pass has returned, for the rows of a bucket; None when no graph fits."""
@@ -72,9 +71,9 @@ class DecodeGraphs:
         step = self._inputs(batch, bucket, at_once)
         key = (bucket, at_once)
         if key in self._graphs:
-            self._scratch.write_all(INPUTS, step_inputs(*step))
+            self._scratch.write_all(INPUTS, step.arrays())
         else:
-            self._graphs[key] = self._capture(upload_step(self._scratch, *step))
+            self._graphs[key] = self._capture(upload_step(self._scratch, step))
         replay, outs = self._graphs[key]
         replay()
         return outs
@@ -95,10 +94,8 @@ class DecodeGraphs:
         )
         return replay, taken[0]
 
-    def _inputs(
-        self, batch: Batch | None, bucket: int, at_once: int
-    ) -> tuple[Batch, Ints, HostTiles, HostTiles]:
-        """Pad a batch to `bucket` rows; return it, owners, and tiles for decode and prefill.
+    def _inputs(self, batch: Batch | None, bucket: int, at_once: int) -> HostStep:
+        """Pad a batch to `bucket` rows.
 
         Block tables are as wide as rows of `at_once` parts need them.
         """
@@ -128,4 +125,5 @@ class DecodeGraphs:
             block_size=self._block_size,
         )
         decode = HostTiles(tiles, offsets, self._max_parts, at_once)
-        return padded, rows, decode, HostTiles(np.zeros((0, 4), np.int32), none, 0, 0)
+        prefill = HostTiles(np.zeros((0, 4), np.int32), none, 0, 0)
+        return HostStep(padded, rows, decode, prefill)

@@ -62,6 +62,29 @@ class HostTiles(NamedTuple):
     most_parts: int
 
 
+class HostStep(NamedTuple):
+    """`CudaStep` on its way to the device."""
+
+    batch: Batch
+    owners: Ints
+    decode: HostTiles
+    prefill: HostTiles
+
+    def arrays(self) -> list[Ints]:
+        """Return what the kernels read, in the order of the buffer INPUTS."""
+        batch, tiles = self.batch, (self.decode, self.prefill)
+        return [
+            batch.token_ids,
+            batch.positions,
+            batch.cells,
+            self.owners,
+            batch.block_tables,
+            batch.logit_rows,
+            batch.state_rows,
+            *(array for each in tiles for array in (each.tiles, each.offsets)),
+        ]
+
+
 def make_step(scratch: Scratch, batch: Batch, group: int) -> CudaStep:
     """Upload `batch` in one copy; `group` query heads share a key head."""
     counts = np.diff(batch.query_starts)
@@ -69,44 +92,25 @@ def make_step(scratch: Scratch, batch: Batch, group: int) -> CudaStep:
     decode = cut(batch, np.flatnonzero(few), group, 1)
     prefill = cut(batch, np.flatnonzero(~few), group, WARPS)
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    return upload_step(scratch, batch, owners, decode, prefill)
+    return upload_step(scratch, HostStep(batch, owners, decode, prefill))
 
 
-def step_inputs(batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles) -> list[Ints]:
-    """Return what a step's kernels read, in the order of the buffer INPUTS."""
-    return [
-        batch.token_ids,
-        batch.positions,
-        batch.cells,
-        owners,
-        batch.block_tables,
-        batch.logit_rows,
-        batch.state_rows,
-        decode.tiles,
-        decode.offsets,
-        prefill.tiles,
-        prefill.offsets,
-    ]
-
-
-def upload_step(
-    scratch: Scratch, batch: Batch, owners: Ints, decode: HostTiles, prefill: HostTiles
-) -> CudaStep:
+def upload_step(scratch: Scratch, step: HostStep) -> CudaStep:
     """Put all inputs of a step into one buffer of the device."""
-    arrays = step_inputs(batch, owners, decode, prefill)
-    token_ids, positions, cells, owned, tables, logit_rows, state_rows, *tiles = scratch.put_all(
-        INPUTS, arrays
+    batch = step.batch
+    token_ids, positions, cells, owners, tables, logit_rows, state_rows, *tiles = scratch.put_all(
+        INPUTS, step.arrays()
     )
     return CudaStep(
         token_ids=token_ids,
         positions=positions,
         cells=cells,
-        owners=owned,
+        owners=owners,
         tables=tables,
         logit_rows=logit_rows,
         state_rows=state_rows,
-        decode=_tiles(tiles[:2], decode),
-        prefill=_tiles(tiles[2:], prefill),
+        decode=_tiles(tiles[:2], step.decode),
+        prefill=_tiles(tiles[2:], step.prefill),
         num_tokens=len(batch.token_ids),
         page_shift=batch.block_size.bit_length() - 1,
         max_pages=batch.block_tables.shape[1],
