@@ -80,8 +80,8 @@ def measure(sampler: Sampler, logits: Floats, rows: Sequence[Row], repeat: int) 
         begin = time.thread_time()
         drawn = sampler.sample(logits, rows)
         taken.append(1e3 * (time.thread_time() - begin))
-        if number == 0 and (faults := [one.fault for one in drawn if one.fault]):
-            raise RuntimeError(faults[0])
+        if number == 0 and (faults := [one.error for one in drawn if one.error]):
+            raise faults[0]
     return taken[2:]
 
 

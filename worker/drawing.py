@@ -42,6 +42,11 @@ class Draws(Protocol):
         ...
 
 
+def fault_of(seq_id: int, error: RowError) -> wire.SequenceFault:
+    """Return what the scheduler is told of a row that cannot go on."""
+    return wire.SequenceFault(seq_id, str(error), error.code)
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a row has got in this step."""
@@ -50,9 +55,7 @@ class Outcome:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[wire.Logprobs] = field(default_factory=list)
     bulks: list[wire.Bulk] = field(default_factory=list)
-    fault: str = ""
-    code: str = ""
-    """Of the fault, as in `SequenceFault`."""
+    error: RowError | None = None
     is_open: bool = True
     """False when the logits that are left follow a token which did not come true."""
 
@@ -63,10 +66,10 @@ class Outcome:
         """
         if self.row.has_failed:
             return
-        if drawn.fault:
+        if drawn.error is not None:
             self.is_open = False
             if not self.token_ids:
-                self.fault, self.code = drawn.fault, drawn.code
+                self.error = drawn.error
             return
         self.is_open = self.row.append(drawn.token_id)
         self.token_ids.append(drawn.token_id)
@@ -87,7 +90,7 @@ class Drawing:
         self.outcomes: dict[int, Outcome] = {}
         """By seq_id, in the order of the plan."""
         self._bulks: list[wire.Bulk] = []
-        self._faults: list[tuple[Row, wire.SequenceFault]] = []
+        self._not_pooled: list[tuple[Row, RowError]] = []
 
     def expect(self, work: Sequence[Work]) -> None:
         """Have the masks of grammars computed while the logits are."""
@@ -171,8 +174,7 @@ class Drawing:
             try:
                 bulk = pool.take(item.num_tokens, states[start:stop])
             except RowError as error:
-                fault = wire.SequenceFault(item.row.seq_id, str(error), error.code)
-                self._faults.append((item.row, fault))
+                self._not_pooled.append((item.row, error))
                 continue
             if bulk is not None:
                 self._bulks.append(bulk)
@@ -196,14 +198,10 @@ class Drawing:
                 turns.append((outcome, places))
         return turns
 
-    def failed(self) -> list[tuple[Row, wire.SequenceFault]]:
+    def failed(self) -> list[tuple[Row, RowError]]:
         """Return the rows that have failed, and why."""
-        drawn = [
-            (one.row, wire.SequenceFault(one.row.seq_id, one.fault, one.code))
-            for one in self.outcomes.values()
-            if one.fault
-        ]
-        return [*drawn, *self._faults]
+        drawn = [(one.row, one.error) for one in self.outcomes.values() if one.error is not None]
+        return [*drawn, *self._not_pooled]
 
     def result(
         self,
@@ -220,7 +218,7 @@ class Drawing:
             counts=tuple([len(one.token_ids) for one in good]),
             token_ids=tuple([token_id for one in good for token_id in one.token_ids]),
             logprobs=tuple([row for one in good for row in one.logprobs]),
-            faults=(*faults, *[fault for _, fault in self.failed()]),
+            faults=(*faults, *[fault_of(row.seq_id, error) for row, error in self.failed()]),
             bulks=(*self._bulks, *[bulk for one in good for bulk in one.bulks]),
             forward_s=forward_s,
             sample_s=sample_s,

@@ -17,7 +17,7 @@ import numpy as np
 from protos import worker as wire
 from worker.backends.base import LayerCache, Model, Outputs
 from worker.batch import Batch, Workspace
-from worker.drawing import Drawing, Draws
+from worker.drawing import Drawing, Draws, fault_of
 from worker.errors import RowError
 from worker.flights import Flight
 from worker.gather import Inputs, Work
@@ -179,7 +179,7 @@ class ModelRunner:
                     row.check(entry.num_tokens, self._room)
                     work.append(Work(row, entry.num_tokens))
             except RowError as error:
-                faults.append(wire.SequenceFault(entry.seq_id, str(error), error.code))
+                faults.append(fault_of(entry.seq_id, error))
                 self._rows.refuse(entry.seq_id)
         return work, faults
 

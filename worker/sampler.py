@@ -25,6 +25,7 @@ from worker.sampling.trace import Trace
 
 FORBIDDING = ("allowed_token_ids", "bad_words")
 """Stages after which nothing may be left."""
+LOGITS_NOT_FINITE = "the model's logits are not finite"
 
 
 class Drawn(NamedTuple):
@@ -33,9 +34,7 @@ class Drawn(NamedTuple):
     row: Row
     token_id: int = -1
     logprobs: wire.Logprobs | None = None
-    fault: str = ""
-    code: str = ""
-    """Of the fault, as in `SequenceFault`."""
+    error: RowError | None = None
     trace: bytes = b""
 
 
@@ -76,7 +75,7 @@ class Sampler:
     def _guarded(self, logits: Floats, row: Row, likeliest: int) -> Drawn:
         """Draw for one row; whatever goes wrong stays with it."""
         if not np.isfinite(logits[likeliest]):  # of NaN among others, argmax finds the NaN
-            return Drawn(row, fault="the model's logits are not finite")
+            return Drawn(row, error=RowError(LOGITS_NOT_FINITE))
         try:
             if row.draw.is_plain:
                 return Drawn(row, likeliest, self._told(logits, row, likeliest))
@@ -85,9 +84,9 @@ class Sampler:
             told = trace.to_json(row.num_output_tokens, token_id) if trace else b""
             return Drawn(row, token_id, self._told(logits, row, token_id), trace=told)
         except RowError as error:
-            return Drawn(row, fault=str(error), code=error.code)
+            return Drawn(row, error=error)
         except Exception as error:
-            return Drawn(row, fault=f"sampling failed: {error!r}")
+            return Drawn(row, error=RowError(f"sampling failed: {error!r}"))
 
     def _draw(self, logits: Floats, row: Row, likeliest: int, trace: Trace | None) -> int:
         draw, key = row.draw, self.key(row)

@@ -82,7 +82,7 @@ def run(row: Row, seed: int, limit: int = 400) -> list[int]:
     sampler = Sampler(VOCAB_SIZE)
     while row.num_output_tokens < limit:
         drawn = sampler.sample(logits_at(row.num_output_tokens, seed), [row])[0]
-        assert drawn.fault == ""
+        assert drawn.error is None
         if drawn.token_id == STOP:
             return row.history.output_ids.tolist()
         row.append(drawn.token_id)
@@ -305,8 +305,8 @@ def test_a_grammar_that_cannot_be_is_an_error_of_its_request(
 
 def test_an_output_that_breaks_its_grammar_is_a_fault(grammars: Grammars) -> None:
     row = constrained(grammars, grammar("REGEX", "abc"), [ord("a"), ord("x")])
-    fault = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].fault
-    assert fault == f"token {ord('x')} does not follow the grammar"
+    error = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0].error
+    assert str(error) == f"token {ord('x')} does not follow the grammar"
 
 
 def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: Grammars) -> None:
@@ -314,7 +314,8 @@ def test_a_grammar_that_meets_a_limit_on_its_way_is_its_requests_own(grammars: G
     rule = grammar("LARK", "start: " + " | ".join(f'"a{i}" start' for i in range(3000)))
     row = constrained(grammars, rule, [ord("a")])
     drawn = Sampler(VOCAB_SIZE).sample(logits_at(0, 0), [row])[0]
-    assert drawn.code == "grammar_limit" and "items" in drawn.fault
+    assert isinstance(drawn.error, GrammarLimit) and drawn.error.code == "grammar_limit"
+    assert "items" in str(drawn.error)
 
 
 def test_a_limit_is_met_by_what_an_output_needs_itself(

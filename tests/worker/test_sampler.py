@@ -50,7 +50,7 @@ def test_stop_ids_cannot_be_drawn_before_min_tokens() -> None:
 def test_min_tokens_yields_when_nothing_else_is_left() -> None:
     """A complete grammar leaves stop ids only."""
     only = row(prompt=(1,), vocab_size=2, min_tokens=1, stop_token_ids=(0, 1))
-    assert Sampler(2).sample(np.zeros((1, 2), np.float32), [only])[0].fault == ""
+    assert Sampler(2).sample(np.zeros((1, 2), np.float32), [only])[0].error is None
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -58,7 +58,7 @@ def test_logits_that_are_not_finite_are_a_fault_of_their_row(poison: float) -> N
     logits = some_logits(2)
     logits[0, 5] = poison
     drawn = Sampler(24).sample(logits, [row(), row()])
-    assert "finite" in drawn[0].fault and drawn[1].fault == ""
+    assert "finite" in str(drawn[0].error) and drawn[1].error is None
 
 
 def test_logprobs_are_of_the_raw_logits_likeliest_first() -> None:

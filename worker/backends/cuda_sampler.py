@@ -18,11 +18,11 @@ from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_recipes import CudaRecipe, Structs, draws_of, edits_of, recipe_of
 from worker.backends.gpu import Array, Gpu, Mark, Reading, Scratch, captured
-from worker.errors import NothingLeft
+from worker.errors import NothingLeft, RowError
 from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
 from worker.rows import Row
-from worker.sampler import Drawn, Launched, Sampler
+from worker.sampler import LOGITS_NOT_FINITE, Drawn, Launched, Sampler
 from worker.sampling.draw import Draw
 
 MOST_EDITS = 4096
@@ -230,9 +230,9 @@ class CudaSampler:
             if token >= 0:
                 out.append(Drawn(row, token, logprobs))
             elif token == NOT_FINITE:
-                out.append(Drawn(row, fault="the model's logits are not finite"))
+                out.append(Drawn(row, error=RowError(LOGITS_NOT_FINITE)))
             else:
-                out.append(Drawn(row, fault="every token is forbidden", code=NothingLeft.code))
+                out.append(Drawn(row, error=NothingLeft("every token is forbidden")))
         return out
 
 

@@ -94,7 +94,7 @@ def test_logits_as_large_as_float32_has_them_are_drawn_from(
     one = row(vocab_size=600, temperature=temperature)
     for level in levels():
         drawn = Sampler(600, DrawPasses(library(), level)).sample(logits, [one])[0]
-        assert (drawn.token_id, drawn.fault) == (77, "")
+        assert (drawn.token_id, drawn.error) == (77, None)
 
 
 def test_wrong_logits_are_refused() -> None:

@@ -12,7 +12,7 @@ from protos.limits import STAGES as NAMES
 from tests.support.fake_engine import column
 from tests.worker.plans import columns
 from tests.worker.sampling.rows import row, some_logits
-from worker.errors import RowError
+from worker.errors import NothingLeft, RowError
 from worker.rows import Row
 from worker.sampler import Sampler
 from worker.sampling.candidates import Candidates, History
@@ -118,9 +118,9 @@ def test_masks_that_leave_nothing_are_a_fault_that_names_the_stage() -> None:
     logits = some_logits(2, 4)
     bad = row((1,), 4, allowed_token_ids=columns([2]), bad_words=[columns([2])])
     drawn = Sampler(4).sample(logits, [bad, row((1,), 4)])
-    assert drawn[0].fault == "every token is forbidden, the last ones by bad_words"
-    assert (drawn[0].code, drawn[1].code) == ("no_token_left", "")
-    assert drawn[1].fault == ""
+    assert str(drawn[0].error) == "every token is forbidden, the last ones by bad_words"
+    assert isinstance(drawn[0].error, NothingLeft) and drawn[0].error.code == "no_token_left"
+    assert drawn[1].error is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_masks_that_leave_nothing_are_a_fault_that_names_the_stage() -> None:
 )
 def test_at_the_edge_of_the_bounds_one_token_is_left(fields: dict[str, Any]) -> None:
     drawn = Sampler(24).sample(some_logits(1), [row(**{"temperature": 1.0} | fields)])[0]
-    assert drawn.fault == "" and 0 <= drawn.token_id < 24
+    assert drawn.error is None and 0 <= drawn.token_id < 24
 
 
 ODD = (0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), -float("inf"), 0.5)
@@ -164,7 +164,7 @@ def test_whatever_comes_through_the_doors_stays_with_its_row(seed: int) -> None:
         return
     with np.errstate(all="ignore"):
         drawn = Sampler(24).sample(some_logits(1), [one])[0]
-    assert drawn.fault or 0 <= drawn.token_id < 24
+    assert drawn.error or 0 <= drawn.token_id < 24
 
 
 # ── DRY and XTC ──────────────────────────────────────────────────────────────────────────────
@@ -307,7 +307,7 @@ def test_a_nucleus_bears_large_logits_at_the_lowest_temperature() -> None:
     assert one.draw.shortlist is not None
     for step in range(8):  # the penalty multiplies it by 100
         logits[7] = 401.3 - step
-        assert Sampler(640).sample(logits[np.newaxis], [one])[0].fault == ""
+        assert Sampler(640).sample(logits[np.newaxis], [one])[0].error is None
 
 
 def test_xtc_keeps_to_what_is_possible() -> None:
