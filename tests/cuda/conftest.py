@@ -15,6 +15,7 @@ from worker.backends.gpu import Gpu
 ENGINE_NEEDS = ("msgspec", "google.protobuf", "safetensors")
 ABSENT = [name for name in ENGINE_NEEDS if find_spec(name.partition(".")[0]) is None]
 NEED_THE_ENGINE = [
+    "test_cupy_gpu.py",
     "test_engine.py",
     "test_engine_int8.py",
     "test_golden.py",
@@ -25,7 +26,7 @@ NEED_THE_ENGINE = [
     "test_pipeline.py",
 ]
 collect_ignore = NEED_THE_ENGINE if ABSENT else []
-NEED_NO_GPU = ("test_checks.py", "test_compile.py")
+NEED_NO_GPU = ("test_checks.py", "test_compile.py", "test_cupy_gpu.py")
 """What they prove, they prove on a machine with a compiler."""
 BUILD = Path(__file__).parents[2] / "build" / "emulator"
 
