@@ -61,10 +61,12 @@ def check_told(order: Order, job: Job) -> None:
 
     How many tokens a prompt has, the first word of its first choice says.
     """
+    asked = (order.num_prompt_logprobs, order.num_logprobs if order.tells_echo else None)
+    a_token = sum(num + 1 for num in asked if num is not None)
     count = 0
-    for request, choices in zip(job.requests, job.groups, strict=True):
-        num_entries = choices[0].num_prompt_tokens * (request.limits.prompt_logprobs + 1)
-        count += num_entries * (1 if order.is_chat else len(choices))  # a chat tells them once
+    for choices in job.groups:
+        repeated = 1 if order.is_chat else len(choices)  # a chat tells them once
+        count += choices[0].num_prompt_tokens * a_token * repeated
     if count > MAX_PROMPT_LOGPROBS:
         field = "prompt_logprobs" if order.num_prompt_logprobs is not None else "logprobs"
         raise refuse(

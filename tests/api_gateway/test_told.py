@@ -126,6 +126,18 @@ async def test_a_chat_tells_its_prompt_once_however_many_answers_it_has(
     assert reply.status_code == 400
 
 
+@pytest.mark.parametrize(("num_echo", "status"), [(0, 200), (1, 400)])
+async def test_the_bound_counts_an_echo_and_prompt_logprobs_together(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch,
+    num_echo: int, status: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(told, "MAX_PROMPT_LOGPROBS", 3 * len(TOKENS))
+    fake.script = prompted
+    more = {"echo": True, "logprobs": num_echo, "prompt_logprobs": 1}
+    reply = await client.post(COMPLETIONS, json=completion(prompt="abc", **more))
+    assert reply.status_code == status
+
+
 @pytest.mark.parametrize(("num_echo", "num_prompt"), [(0, 1), (1, 0), (1, 1)])
 async def test_an_echo_and_prompt_logprobs_each_tell_what_they_asked_for(
     client: httpx.AsyncClient, fake: FakeTokenizer, num_echo: int, num_prompt: int
