@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PARTIAL = "partial-"
 OF_OTHERS = "another user may write there, so nothing in it is used"
+NO_CODE = "mounted noexec, so nothing there can be loaded (XDG_CACHE_HOME names another place)"
 NOT_FOR_ALL = 0o755
 """Mode of what we make there, whatever the umask lets others do."""
 SOURCES = Path(__file__).parent
@@ -129,6 +130,7 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
     compiler = find_compiler(preferred)
     folder.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
     check_ours(folder)
+    _check_loads(folder)
     name = library_name(compiler, flags)
     if kept := _kept(folder, name):
         return kept
@@ -145,6 +147,15 @@ def compile_library(folder: Path, preferred: str = "", flags: Sequence[str] = ()
             _compile(compiler, flags, built)
             built.chmod(NOT_FOR_ALL)
             return built.replace(folder / _full_name(name, built))
+
+
+def _check_loads(folder: Path) -> None:
+    """Raise OSError where the system loads no code, before it is compiled for nothing.
+
+    Loading says no more than that a segment cannot be mapped.
+    """
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        raise OSError(errno.EACCES, NO_CODE, str(folder))
 
 
 def check_ours(path: Path) -> None:

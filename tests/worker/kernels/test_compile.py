@@ -8,6 +8,7 @@ import platform
 import shutil
 import stat
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -197,6 +198,30 @@ def test_a_full_disk_is_no_fault_of_the_compiler(
     with caplog.at_level(logging.WARNING):
         assert compiled_library(str(compiler)) == "built\n"
     assert "compiled at every start" in caplog.text and "No space left" in caplog.text
+
+
+def test_nothing_is_compiled_where_nothing_can_be_loaded(
+    fake: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of a cache and a /tmp mounted noexec both took their half minute, and no word named why."""
+    noexec = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda _: noexec)
+    monkeypatch.setattr(libraries, "packaged_library", lambda: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", fake[0])
+    load_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert load_library() is None
+    finally:
+        load_library.cache_clear()
+    assert not fake[1].exists(), "the compiler was not called"
+    kept, none = (record.getMessage() for record in caplog.records)
+    assert "every start" in kept and "noexec" in kept and str(tmp_path / "cache") in kept
+    assert "NumPy computes" in none and "noexec" in none and "XDG_CACHE_HOME" in none
 
 
 def test_what_passes_between_parts_of_a_compiler_lies_in_the_cache(
