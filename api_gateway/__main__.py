@@ -35,7 +35,7 @@ from api_gateway.pipeline import Pipeline
 from api_gateway.protocol import BoundedProtocol
 from api_gateway.routing import Router
 from api_gateway.scrape import Scrape
-from api_gateway.server import Server
+from api_gateway.server import LAST_WORD_S, Server
 from api_gateway.settings import Settings
 from api_gateway.text_calls import TextCalls
 from api_gateway.ui_files import UiFiles
@@ -107,15 +107,18 @@ class Gateway:
         await self.clients.close()
 
     def drain(self, leave: Callable[[], None]) -> None:
-        """Say first that we go, refuse newcomers and call `leave` then, end all streams at last."""
+        """Say first that we go; call `leave`, refuse newcomers and end all streams, in this order.
+
+        Who came before the door closed is served.
+        """
 
         def shut() -> None:
             self.admission.is_draining = True
-            leave()
 
         self.admission.is_leaving = True
         loop = asyncio.get_running_loop()
-        loop.call_later(NOT_READY_FIRST_S, shut)
+        loop.call_later(NOT_READY_FIRST_S, leave)
+        loop.call_later(NOT_READY_FIRST_S + LAST_WORD_S, shut)
         loop.call_later(FINISH_WITHIN_S, self.watch.end_all)
 
 

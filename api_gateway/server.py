@@ -7,6 +7,7 @@ are gone.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import suppress
 
@@ -18,6 +19,8 @@ LOOK_S = 1.0
 """How often the Date header is renewed, an early signal noticed, and a stuck client."""
 STREAMS_FIRST_S = 2.0
 """The clock of the live requests gets the first word: it knows whom it cuts off."""
+LAST_WORD_S = 0.1
+"""How long who came before the door closed may take to say what they want."""
 
 
 class Server(uvicorn.Server):
@@ -46,3 +49,16 @@ class Server(uvicorn.Server):
         """Close the door and let live streams end."""
         self.should_exit = True
         self._leaving.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the door, and only then the connections on which nothing was asked.
+
+        At once, a request that was on its way would meet a connection that is closed, while
+        another gateway of the same port could have had it.
+        """
+        for server in self.servers:
+            server.close()
+        for door in sockets or []:
+            door.close()
+        await asyncio.sleep(LAST_WORD_S)
+        await super().shutdown(sockets)

@@ -114,6 +114,7 @@ async def test_ready_says_no_before_requests_are_refused(fake: FakeTokenizer) ->
         with gateway.admission.enter("default"):
             pass
         await asyncio.wait_for(left.wait(), 10)
+        await until(lambda: gateway.admission.is_draining)
         with pytest.raises(Unavailable), gateway.admission.enter("default"):
             raise AssertionError
 

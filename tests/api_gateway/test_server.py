@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import uvicorn
 
 from api_gateway import server as module
 from api_gateway.server import Server
+from tests.api_gateway.conftest import until
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -32,3 +34,32 @@ async def test_it_serves_with_a_date_and_ends_without_waiting_for_its_clock(
         assert b"\r\ndate: " in reply and reply.endswith(b"here\r\n0\r\n\r\n")
         server.leave()
         await asyncio.wait_for(serving, 20)
+
+
+async def test_who_came_before_the_door_closed_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two gateways that share a port one is stopped, and cut its newcomers off."""
+    monkeypatch.setattr(module, "LAST_WORD_S", 3600.0)
+    server = Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = door.getsockname()
+        serving = asyncio.create_task(server.serve(sockets=[door]))
+        reader, writer = await asyncio.open_connection(*address)
+        await until(lambda: bool(server.server_state.connections))
+        server.leave()
+        await closed(address)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"here\r\n0\r\n\r\n")
+        writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+async def closed(address: tuple[str, int]) -> None:
+    """Return when nobody listens there."""
+    with suppress(ConnectionRefusedError):
+        while True:
+            _, writer = await asyncio.open_connection(*address)
+            writer.close()
+            await asyncio.sleep(0.01)
