@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+NO_PROC = "/proc does not show the processes here, and a stack needs it: mount -t proc proc /proc"
 _OWN_PORTS = range(20_000, 32_000)
 """Below the range from which the kernel takes ports of outgoing connections."""
 

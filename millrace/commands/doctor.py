@@ -18,7 +18,7 @@ from common.model_folder import ModelFolderError
 from common.settings import inherited
 from millrace.arguments import port as port_number
 from millrace.errors import CommandError
-from millrace.processes import is_listening, listener
+from millrace.processes import NO_PROC, identify, is_listening, listener
 from millrace.project import DEMO_MODEL, model_folder, project
 from millrace.project import add_arguments as add_project_arguments
 from tokenizer_service.model_folder import read_model_folder
@@ -72,6 +72,9 @@ def machine() -> Iterator[Finding]:
     yield Finding("ok" if linux else "fail", "system", sys.platform)
     yield Finding("ok", "cores", f"{available_cores()} usable of {os.cpu_count()}")
     if not linux:
+        return
+    if identify(os.getpid()) is None:
+        yield Finding("fail", "proc", NO_PROC)
         return
     memory = (free_bytes() or 0) / 2**30
     level: Level = "ok" if memory >= MIN_MEMORY_GIB else "warn"

@@ -30,8 +30,10 @@ from millrace import arguments, child, compose, loading
 from millrace.errors import CommandError
 from millrace.placement import LOOPBACK, Replica, place
 from millrace.processes import (
+    NO_PROC,
     claim,
     free_port,
+    identify,
     is_address,
     is_alive,
     is_ipv4,
@@ -167,6 +169,8 @@ def unknown_names(environment: Iterable[str]) -> list[str]:
 
 
 def _refuse(variables: dict[str, str]) -> None:
+    if identify(os.getpid()) is None:
+        raise CommandError(NO_PROC)
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")

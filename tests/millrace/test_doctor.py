@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.cli import main
-from millrace.commands import doctor
+from millrace.commands import doctor, up
 from millrace.processes import free_port
 from tests.support.model_folders import write_folder
 from tests.support.tiny_model import write_tokenizer
@@ -90,3 +90,15 @@ def test_a_failure_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixt
     assert {line.split()[0] for line in lines} <= {"ok", "warn", "fail"}
     subjects = {line.split()[1] for line in lines}
     assert subjects >= {"cores", "memory", "cpu", "python", "packages", "compiler", "gpu", "port"}
+
+
+def test_a_machine_without_proc_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a chroot; both ended with a traceback."""
+    monkeypatch.setattr(doctor, "identify", lambda pid: None)
+    monkeypatch.setattr(up, "identify", lambda pid: None)
+    assert list(doctor.machine())[-1][:2] == ("fail", "proc")
+    assert main(["up", "--state", str(tmp_path / "run")]) == 1
+    assert "mount -t proc proc /proc" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
