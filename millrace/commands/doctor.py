@@ -203,7 +203,9 @@ def writable(folder: Path) -> Finding:
     """Try to write where the runner keeps its state."""
     place = next(p for p in (folder, *folder.parents) if p.exists())
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(4096))  # a full disk still takes an empty file
+            file.flush()
             return Finding("ok", "state", f"{folder} can be written")
     except OSError as error:
         return Finding("fail", "state", f"{folder} cannot be written: {error.strerror}")

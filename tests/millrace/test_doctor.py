@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,13 @@ def test_a_machine_without_proc_is_named(
     assert main(["up", "--state", str(tmp_path / "run")]) == 1
     assert "mount -t proc proc /proc" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_no_place_for_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes an empty file, so the doctor said yes where `up` could not start."""
+    assert doctor.writable(tmp_path)[0] == "ok"
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
+    level, _, told = doctor.writable(tmp_path)
+    assert level == "fail" and "No space left on device" in told
