@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos import limits
-from protos.common_pb2 import ErrorDetail, FinishReason, Limits, Timings
+from protos.common_pb2 import ErrorDetail, FinishReason, Grammar, Limits, Timings
 from protos.limits import PROOF_TOKENS
 from protos.tokenizer_pb2 import Resumed, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ids_of, ready_state
@@ -317,6 +317,23 @@ async def test_an_engine_is_told_how_long_a_request_has_waited_and_not_how_long_
     assert [ms // 1_000_000 for ms in told] == [7, 8, 9, 10]
 
 
+async def test_a_deadline_counts_while_a_replay_waits(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = build()
+    loop = asyncio.get_running_loop()
+    clock, skipped_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+    await stage.submit(limits=Limits(deadline_ms=60_000))
+    stage.pipeline.detach_engine(stage.link)
+    await asyncio.sleep(0)  # it waits for another
+    skipped_s += 40.0
+    stage.link = FakeLink("second")
+    stage.pipeline.attach_engine(stage.link)
+    await until(lambda: bool(stage.link.adds))
+    assert stage.link.adds[0].limits.deadline_ms <= 20_000
+
+
 async def test_replay_waits_only_so_long(build: Build) -> None:
     stage = build(replay_timeout_s=0.02)
     await stage.submit()
@@ -479,3 +496,7 @@ async def test_a_replay_that_ends_with_eos_before_min_tokens_goes_on(build: Buil
     limits = Limits(max_tokens=9, min_tokens=4)
     await stage.submit(0, limits=limits, attempt=1, resumed=[resumed])
     assert not stage.gateway.finishes and len(stage.link.adds) == 1
+    grammar = Grammar(kind=Grammar.REGEX, text="a")  # whose end comes before them
+    rest: dict[str, Any] = {"attempt": 1, "resumed": [resumed]}
+    await stage.submit(1, limits=limits, text=TextOptions(grammar=grammar), **rest)
+    assert stage.gateway.finishes[1].reason == FinishReason.STOPPED and len(stage.link.adds) == 1

@@ -137,15 +137,20 @@ async def test_a_gateways_replay_goes_on_in_its_channel(stage: Stage, held: int)
         assert stage.gateway.finishes[1].num_reasoning_tokens == 5
 
 
-async def test_a_replay_that_had_ended_tells_both_texts(stage: Stage) -> None:
+@pytest.mark.parametrize(("behind", "thoughts"), [(b"so", "why"), (None, "why\n")])
+async def test_a_replay_that_had_ended_tells_both_texts(
+    stage: Stage, behind: bytes | None, thoughts: str
+) -> None:
     begin, end = tags(stage)
-    ids = [begin, *b"why\n", end, *b"so"]
+    ids = [begin, *b"why\n", *([] if behind is None else [end, *behind])]
     stage.gateway.texts[0], stage.gateway.token_ids[0] = b"w", ids
     stage.gateway.thoughts[0] = "w"
     resumed = Resumed(token_ids=column(ids), text_bytes=1)
     await think(stage, resumed=[resumed], attempt=1, limits=Limits(n=1, max_tokens=len(ids)))
-    assert stage.gateway.thoughts[0] == "why" and stage.gateway.answer(0) == "so"
-    assert stage.gateway.finishes[0].num_reasoning_tokens == 6 and not stage.link.adds
+    assert stage.gateway.thoughts[0] == thoughts
+    assert stage.gateway.answer(0) == (behind or b"").decode()
+    num_thoughts = len(ids) - len(behind or b"")
+    assert stage.gateway.finishes[0].num_reasoning_tokens == num_thoughts and not stage.link.adds
 
 
 @pytest.mark.parametrize(
