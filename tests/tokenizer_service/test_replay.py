@@ -334,6 +334,18 @@ async def test_a_deadline_counts_while_a_replay_waits(
     assert stage.link.adds[0].limits.deadline_ms <= 20_000
 
 
+async def test_what_has_gone_on_after_a_loss_is_ended_like_any_other(build: Build) -> None:
+    stage = build()
+    await stage.submit()
+    stage.pipeline.detach_engine(stage.link)
+    stage.link = FakeLink("second")
+    stage.pipeline.attach_engine(stage.link)
+    await until(lambda: bool(stage.link.adds))
+    stage.step((0, 0, "a"))
+    stage.end(0, FinishReason.ERROR, error=ErrorDetail(kind="Unavailable"))
+    assert stage.gateway.finishes[0].error.kind == "Unavailable"
+
+
 async def test_replay_waits_only_so_long(build: Build) -> None:
     stage = build(replay_timeout_s=0.02)
     await stage.submit()

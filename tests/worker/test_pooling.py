@@ -39,6 +39,7 @@ def embed(
         for bulk in result.bulks:
             assert done[bulk.key] == len(prompts[bulk.key]) and bulk.key not in vectors
             vectors[bulk.key] = np.frombuffer(bulk.embedding, "<f4")
+    assert len(vectors) == len(prompts)
     return vectors
 
 

@@ -26,7 +26,7 @@ from tests.support.running_worker import HELLO, Running
 from tests.support.stack import eventually
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
-from worker.flights import Flight
+from worker.flights import Flight, Flights
 from worker.memory import DeviceMemory
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
@@ -117,8 +117,15 @@ def test_what_is_said_behind_a_step_in_flight_is_answered_behind_it(
     _, scheduler = engine.ready()
     device = SlowDevice(monkeypatch)
     scheduler.send(wire.ExecutePlan(0))
+    assert device.begun.acquire(timeout=20)
+    land_all = Flights.land_all
+
+    def land(flights: Flights) -> None:
+        device.go_on.set()
+        land_all(flights)
+
+    monkeypatch.setattr(Flights, "land_all", land)
     scheduler.send(message)
-    device.go_on.set()
     assert scheduler.expect(wire.StepResult).step_id == 0
     is_plan = isinstance(message, wire.ExecutePlan)
     scheduler.expect(wire.WorkerFault if is_plan else wire.ErrandDone)
@@ -173,6 +180,37 @@ def test_grammars_are_compiled_beside_the_steps(engine: FakeEngine, tiny: Loaded
         answers = [scheduler.expect(wire.ErrandDone) for _ in range(3)]
         assert answers[:2] == [wire.ErrandDone(0, 0), wire.ErrandDone(0, 1, "no rule")]
         assert answers[2].errand_id == 2 and "compiler" in answers[2].error
+    finally:
+        go_on.set()
+        running.end()
+
+
+def test_the_answer_to_an_errand_of_an_earlier_life_is_dropped(
+    engine: FakeEngine, tiny: LoadedModel
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def warm_up(self) -> None:
+            """There is no tokenizer to read."""
+
+        def prepare(self, sampling: bytes) -> str:
+            begun.set()
+            assert go_on.wait(20)
+            return ""
+
+    running = Running(engine, replace(tiny, grammars=Slow()))  # type: ignore[arg-type]
+    try:
+        _, scheduler = engine.ready()
+        scheduler.send(wire.CompileGrammar(1, b""))
+        assert begun.wait(20)
+        scheduler.close()
+        _, scheduler = engine.ready()
+        go_on.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("errand"):
+                thread.join(20)  # it has answered
+        first_token(scheduler)
     finally:
         go_on.set()
         running.end()
@@ -357,14 +395,18 @@ def test_what_cannot_work_is_one_line(arguments: list[str], words: str) -> None:
     assert len(lines) == 1 and words in lines[0]
 
 
+@pytest.mark.parametrize("num_more", [0, 5])
 def test_a_load_goes_on_when_an_answer_comes_between(
-    engine: FakeEngine, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, num_more: int
 ) -> None:
-    """Both errands lie there when the step ends; nobody says anything more."""
+    """Both errands lie there when the step ends; nobody says anything more, or steps go on."""
     go_on, begin = threading.Event(), ModelRunner.begin
+    loaded: list[float | None] = []
 
     def slow(self: ModelRunner, plan: wire.ExecutePlan, land: Callable[[], None]) -> Flight:
         assert plan.step_id == 0 or go_on.wait(20)
+        name, event = "millrace_worker_host_blocks_total", {"event": "loaded"}
+        loaded.append(running.registry.get_sample_value(name, event))
         return begin(self, plan, land)
 
     monkeypatch.setattr(ModelRunner, "begin", slow)
@@ -375,12 +417,16 @@ def test_a_load_goes_on_when_an_answer_comes_between(
         keys = tuple(bytes([i]) for i in range(20))
         scheduler.send(wire.StoreBlocks(1, tuple(range(20)), keys))
         scheduler.send(wire.LoadBlocks(2, tuple(range(20)), keys))
+        for step_id in range(2, 2 + num_more):
+            scheduler.send(wire.ExecutePlan(step_id))
         scheduler.heartbeat()
         scheduler.heartbeat()  # all of it has arrived
         go_on.set()
-        scheduler.expect(wire.StepResult)
+        for _ in range(1 + num_more):
+            scheduler.expect(wire.StepResult)
         answers = [scheduler.expect(wire.ErrandDone) for _ in range(2)]
         assert [answer.num_blocks for answer in answers] == [20, 20]
+        assert not num_more or loaded[-1] == 20
     finally:
         go_on.set()
         running.end()
