@@ -17,7 +17,7 @@ from protos.worker import FromWorker
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:  # others like it may
         yield int(server.getsockname()[1])
 
 

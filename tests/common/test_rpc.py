@@ -33,3 +33,19 @@ async def test_a_server_is_reached_whatever_proxy_is_set(
             await call(b"", timeout=10)
         assert answer.value.code() is grpc.StatusCode.UNIMPLEMENTED
     await server.stop(None)
+
+
+async def test_messages_may_be_large_both_ways() -> None:
+    async def echo(message: bytes, context: object) -> bytes:
+        return message
+
+    server = rpc.new_server()
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("any", {"echo": handler}),)
+    )
+    port = await rpc.start_server(server, "127.0.0.1:0")
+    large = bytes(rpc.MAX_MERGED_BYTES)
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        assert await channel.unary_unary("/any/echo")(large, timeout=20) == large
+    await server.stop(None)

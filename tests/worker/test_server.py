@@ -406,11 +406,11 @@ def test_a_load_goes_on_when_an_answer_comes_between(
     def slow(self: ModelRunner, plan: wire.ExecutePlan, land: Callable[[], None]) -> Flight:
         assert plan.step_id == 0 or go_on.wait(20)
         name, event = "millrace_worker_host_blocks_total", {"event": "loaded"}
-        loaded.append(running.registry.get_sample_value(name, event))
+        loaded.append(served.registry.get_sample_value(name, event))
         return begin(self, plan, land)
 
     monkeypatch.setattr(ModelRunner, "begin", slow)
-    running = Running(engine, replace(tiny, host_kv_bytes=10**6))
+    served = Running(engine, replace(tiny, host_kv_bytes=10**6))
     try:
         _, scheduler = engine.ready()
         scheduler.send(wire.ExecutePlan(1))
@@ -429,7 +429,7 @@ def test_a_load_goes_on_when_an_answer_comes_between(
         assert not num_more or loaded[-1] == 20
     finally:
         go_on.set()
-        running.end()
+        served.end()
 
 
 def test_busy_time_is_counted_once_where_steps_overlap() -> None:
