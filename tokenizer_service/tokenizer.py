@@ -59,7 +59,7 @@ class Tokenizer:
         control = {i: t for i, t in added.items() if t.special or CONTROL.fullmatch(t.content)}
         self._control = control
         self._special_id = {token.content: i for i, token in control.items()}
-        self.special_texts = tuple(sorted(self._special_id, key=len)[::-1])
+        self.special_texts = tuple(sorted(self._special_id))
         self.matches_loosely = any(
             t.normalized or t.lstrip or t.rstrip or t.single_word for t in control.values()
         )

@@ -210,6 +210,9 @@ async def test_the_least_loaded_ready_engine_is_chosen(build: Build) -> None:
     stage.link.state = ready_state(num_running=50)
     await stage.submit(4)
     assert len(idle.adds) == 3
+    stage.link.state = ready_state(num_running=50, num_replicas=25)
+    await stage.submit(5)
+    assert len(stage.link.adds) == 3, "2 a replica, and idle has 3"
 
 
 async def test_an_engine_that_is_silent_gets_work_only_when_all_are(build: Build) -> None:

@@ -421,4 +421,9 @@ async def test_what_waits_for_an_engine_goes_out_in_messages_that_pass(
     assert [list(m.aborts) for m in messages] == [[], [], [8]], "not before what it speaks of"
     link.pause(3)
     assert list((await sent.get()).pauses) == [3]
+    link.resume(3)  # taken back before it is said: within a message there is no order
+    link.pause(3)
+    link.pause(4)
+    message = await sent.get()
+    assert (list(message.pauses), list(message.resumes)) == ([4], [])
     writer.cancel()

@@ -54,6 +54,20 @@ def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_pat
     assert built.special_texts == ready.special_texts and built.size == ready.size
 
 
+def test_texts_are_neither_cut_nor_padded(tmp_path: Path) -> None:
+    """As the files of embedding models ask for."""
+    write_tiny_folder(tmp_path)
+    library = tiny_library()
+    library.enable_truncation(2)
+    library.enable_padding(length=9)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None
+    ids = list(tiny_library().encode("hello", add_special_tokens=False).ids)
+    assert len(ids) > 2 and list(unpack(tokenizer.encode("hello", False))) == ids
+    assert list(unpack(tokenizer.encode_guarded(["hello"]))) == ids
+
+
 def test_real_tokenizers_use_the_table(reference_data: Path) -> None:
     for folder in sorted((reference_data / "models").glob("*/tokenizer.json")):
         built = reference_tokenizer(folder.parent)
