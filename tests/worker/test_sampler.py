@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from protos import common_pb2
+from protos.columns import pack
 from tests.worker.sampling.rows import row, some_logits
 from worker.sampler import Sampler
 
@@ -45,6 +46,15 @@ def test_stop_ids_cannot_be_drawn_before_min_tokens() -> None:
     assert Sampler(4).sample(logits, [row(**fields)])[0].token_id == 2
     longer = row(prompt=(1, 2, 3), num_prompt_tokens=1, **fields)
     assert Sampler(4).sample(logits, [longer])[0].token_id == 1
+
+
+@pytest.mark.parametrize("chain", [{"min_p": 0.5}, {"top_p": 0.9}, {"top_k": 2}])
+def test_what_is_forbidden_is_no_measure_of_what_is_left(chain: dict[str, Any]) -> None:
+    logits = np.full((1, 24), -50, np.float32)
+    logits[0, [7, 3]] = 90, 10
+    budget = common_pb2.ThinkingBudget(max_tokens=0, end=pack([3]))
+    drawn = Sampler(24).sample(logits, [row(temperature=1.0, thinking=budget, **chain)])[0]
+    assert drawn.token_id == 3 and not drawn.fault
 
 
 def test_min_tokens_yields_when_nothing_else_is_left() -> None:

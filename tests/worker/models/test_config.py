@@ -246,6 +246,14 @@ def test_a_truncate_of_null_is_no(tmp_path: Path) -> None:
     assert null == no != read(tmp_path, rope_scaling=YARN)
 
 
+def test_a_ramp_of_yarn_may_end_behind_the_last_pair(tmp_path: Path) -> None:
+    theta = {"rope_theta": 100.0}
+    yarn = YARN | theta | {"original_max_position_embeddings": 4096}
+    plain = read(tmp_path, **theta).rope.inverse_frequencies
+    scaled = read(tmp_path, rope_scaling=yarn).rope.inverse_frequencies
+    assert plain[-1] / 4 < scaled[-1] < plain[-1], "the source ends it at the width of a head"
+
+
 def test_linear_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
     linear = {"type": "linear", "factor": 4.0}
     trained = read(tmp_path).max_position_embeddings
