@@ -87,3 +87,43 @@ async def test_an_address_whose_task_has_ended_is_dialled_again(
     assert "stream given up" in caplog.text
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_open_stream_outlives_its_name_and_a_dial_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_one, mute, newer = (f"127.0.0.1:{port}" for port in (1, 2, 3))
+    found = iter([{open_one, mute}, set[str]()])  # no name at all says nothing
+    is_open, over = asyncio.Event(), asyncio.Event()
+    unreachable: list[list[str]] = []
+    ended: list[str] = []
+
+    class Mute(Call):
+        async def read(self) -> Any:
+            await asyncio.Event().wait()
+
+    async def look_up(names: Names) -> set[str]:
+        if unreachable:
+            await is_open.wait()
+        unreachable.append(kept.unreachable())
+        if len(unreachable) > 3:
+            over.set()
+        return next(found, {newer})
+
+    async def converse(stream: Stream, opened: Any) -> None:
+        is_open.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(stream.address)
+
+    monkeypatch.setattr(Names, "look_up", look_up)
+    monkeypatch.setattr(peers, "RESOLVE_EVERY_S", 0.01)
+    calls = iter([Call()])
+    kept = Peers("engine", "e:1", lambda line: next(calls, Mute()), converse)
+    running = asyncio.create_task(kept.run())
+    async with asyncio.timeout(10):
+        await over.wait()
+    assert unreachable[1:4] == [[mute], [mute], [newer]] and not ended
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

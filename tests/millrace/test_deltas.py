@@ -21,6 +21,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
         (CALL, STOPPED, "tool_calls"),
         (CALL[:-20], STOPPED, "stop"),  # by a stop string: it cannot be run
         (CALL[:-20], LENGTH, "length"),
+        (CALL, LENGTH, "length"),  # it may have wanted more of them
         ("no call", STOPPED, "stop"),
     ],
 )
@@ -32,3 +33,13 @@ def test_how_an_answer_with_tools_ends(text: str, reason: Finish.Reason, word: s
     deltas = Deltas(prompt, params, asked(prompt, params, INFO, "r", 1))
     whole = deltas.read(Piece(0, text, finish=Finish(reason=reason)))
     assert [output.finish_reason for output in whole.outputs] == [word]
+
+
+def test_what_may_become_a_call_is_told_at_the_end() -> None:
+    prompt, params = (
+        {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]},
+        SamplingParams(),
+    )
+    deltas = Deltas(prompt, params, asked(prompt, params, INFO, "r", 1))
+    pieces = Piece(0, "a <tool_"), Piece(0, "", finish=Finish(reason=STOPPED))
+    assert [deltas.read(piece).outputs[0].text for piece in pieces] == ["a", " <tool_"]
