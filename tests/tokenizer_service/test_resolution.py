@@ -96,6 +96,12 @@ def test_the_index_finds_what_a_search_finds(tiny_tokenizer: Tokenizer, breaker:
     assert Breakers(tiny_tokenizer).columns(breaker) == found
 
 
+def test_the_last_token_of_a_vocabulary_may_hold_a_breaker(tiny_tokenizer: Tokenizer) -> None:
+    last = len(tiny_tokenizer.pieces()) - 1
+    breaker = tiny_tokenizer.piece(last).decode()
+    assert breaker and column([last]) in Breakers(tiny_tokenizer).columns(breaker)
+
+
 async def test_too_many_breakers_are_refused_by_name(
     tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,8 @@ def test_the_group_of_this_process_and_those_around_it_count(tmp_path: Path) -> 
     assert free_bytes(tmp_path) == 4000
     (inner.parent / "memory.stat").write_text("active_file 7\ninactive_file 600\n")
     assert free_bytes(tmp_path) == 4600, "pages of files make way"
+    (inner / "memory.max").write_text("9500")
+    assert free_bytes(tmp_path) == 4500, "the one that leaves least"
 
 
 def test_a_limit_of_addresses_counts(tmp_path: Path) -> None:

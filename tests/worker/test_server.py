@@ -69,7 +69,8 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     value = running.registry.get_sample_value
     assert 0 < (value("millrace_worker_device_free_bytes") or 0)
     assert (value("millrace_worker_device_total_bytes") or 0) > 2**20
-    assert (value("millrace_worker_busy_seconds_total") or 0) > 0
+    for seconds in ("busy_seconds_total", "forward_seconds_sum", "sample_seconds_sum"):
+        assert (value(f"millrace_worker_{seconds}") or 0) > 0
 
 
 def test_two_plans_may_be_in_flight(engine: FakeEngine, running: Running) -> None:
