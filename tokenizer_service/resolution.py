@@ -73,7 +73,7 @@ class Resolution:
             found.dry.breakers[:] = self._breaker_columns(tokenizer, text.dry_breakers)
         if place is not Place.START and place not in INSIDE:
             return
-        end = tokenizer.encode(CLOSE, add_special_tokens=False)
+        end = behind_a_line(tokenizer, CLOSE)
         opener = tokenizer.id_of(OPEN) if place is Place.START else None
         # At the start it may answer without a thought. Where no token says which, it is to do so.
         if text.grammar.kind != Grammar.NONE and (place is not Place.START or opener is not None):
@@ -84,7 +84,7 @@ class Resolution:
             found.thinking.max_tokens, found.thinking.end = text.thinking_token_budget, end
             found.thinking.end_heads = self._end_heads(tokenizer, end)
             if place is Place.START:
-                found.thinking.begin = tokenizer.encode(OPEN, add_special_tokens=False)
+                found.thinking.begin = behind_a_line(tokenizer, OPEN)
 
     def _end_heads(self, tokenizer: Tokenizer, end: bytes) -> bytes:
         """Return the column of the tokens that end as a spelled end tag begins; the same always."""
@@ -112,6 +112,16 @@ class Resolution:
                     param="dry_sequence_breakers",
                 )
         return sorted(found)
+
+
+def behind_a_line(tokenizer: Tokenizer, tag: str) -> bytes:
+    """Return the column of a tag as models write it: not as the first words of a text.
+
+    SentencePiece puts a blank before those; a budget would wait for thoughts that begin so.
+    """
+    line, whole = (tokenizer.encode(text, add_special_tokens=False) for text in ("\n", f"\n{tag}"))
+    is_apart = whole.startswith(line)
+    return whole[len(line) :] if is_apart else tokenizer.encode(tag, add_special_tokens=False)
 
 
 def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[bytes]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Library
+from tokenizers.decoders import Metaspace as Decoder
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
 
 from common.errors import InvalidRequest
 from protos.common_pb2 import Dry, Grammar, SamplingParams
@@ -157,6 +159,24 @@ async def test_a_budget_knows_a_spelled_tag_whose_first_token_holds_text_before_
         found = (await resolution.sampling(request, Place.PROMPTED)).thinking
     assert texts(tokenizer, [found.end])[0][:2] == [b"</", b"t"]
     assert texts(tokenizer, [found.end_heads]) == [[b"</", b".</"]]
+
+
+async def test_a_budget_spells_the_tags_as_they_stand_within_a_text() -> None:
+    """SentencePiece begins a text with a blank; behind a template's words no model writes one."""
+    letters = sorted(set("▁\n<think></think>"))
+    pieces = [*letters, "▁<", "</", "▁</"]
+    merges = [("▁", "<"), ("<", "/"), ("▁", "</")]
+    library = Library(BPE({piece: index for index, piece in enumerate(pieces)}, merges))
+    library.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
+    library.decoder = Decoder(prepend_scheme="first")
+    tokenizer = Tokenizer(library)
+    found = await resolved(tokenizer, Place.START, thinking_token_budget=0)
+    begin, end, heads = found.thinking.begin, found.thinking.end, found.thinking.end_heads
+    assert texts(tokenizer, [begin, end]) == [
+        [b"<", b"t", b"h", b"i", b"n", b"k", b">"],
+        [b"</", b"t", b"h", b"i", b"n", b"k", b">"],
+    ]
+    assert texts(tokenizer, [heads]) == [[b"</", b" </"]]
 
 
 async def test_a_grammar_acts_at_once_where_no_token_would_begin_thoughts() -> None:
