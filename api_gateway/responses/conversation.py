@@ -56,7 +56,9 @@ class Gathering:
         if isinstance(item, MessageItem):
             content = text_of(item.content, f"{param}.content")
             if item.role == "assistant":
-                self._assistant(is_new=self._has_spoken()).content = content
+                turn = self._assistant(is_new=self._has_ended())
+                before = turn.content if isinstance(turn.content, str) else ""
+                turn.content = f"{before}{content}"
             else:
                 self._append(Message(role=item.role, content=content))
         elif isinstance(item, CallOutputItem):
@@ -73,13 +75,14 @@ class Gathering:
     def _think(self, thoughts: str) -> None:
         """Add to the turn's thoughts; an item without any, as of a hidden chain, says nothing."""
         if thoughts:
-            turn = self._assistant(is_new=self._has_spoken())
+            turn = self._assistant(is_new=self._has_ended())
             before = [turn.reasoning_content] if turn.reasoning_content else []
             turn.reasoning_content = "\n".join([*before, thoughts])
 
-    def _has_spoken(self) -> bool:
+    def _has_ended(self) -> bool:
+        """Whether what comes is another turn's: all belongs to calls whose results are to come."""
         turn = self._turn
-        return turn is not None and bool(turn.tool_calls or turn.content is not msgspec.UNSET)
+        return turn is not None and not turn.tool_calls and turn.content is not msgspec.UNSET
 
     def _assistant(self, is_new: bool) -> Message:
         """Return the assistant's message that is being gathered."""

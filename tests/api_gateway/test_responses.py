@@ -255,6 +255,29 @@ async def test_a_conversation_comes_back_as_it_was_said(
     ]
 
 
+async def test_what_is_said_behind_a_call_is_of_its_turn(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """A result stands behind the turn that called, or templates refuse it: so chats have it."""
+    call = {"type": "function_call", "name": "now", "arguments": "{}"}
+    thoughts = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "and again"}]}
+    items = [
+        {"role": "user", "content": "Time?"},
+        {"role": "assistant", "content": "I ask."},
+        {**call, "call_id": "c1"},
+        {"role": "assistant", "content": "\nTwice."},
+        thoughts,
+        {**call, "call_id": "c2"},
+        *({"type": "function_call_output", "call_id": c, "output": "noon"} for c in ("c1", "c2")),
+    ]
+    assert (await client.post(URL, json=ask(input=items))).status_code == 200
+    (request,) = fake.streams[-1].requests_seen.values()
+    _, said, *results = json.loads(request.chat.messages_json)
+    assert (said["content"], said["reasoning_content"]) == ("I ask.\nTwice.", "and again")
+    assert [one["id"] for one in said["tool_calls"]] == ["c1", "c2"]
+    assert [one["tool_call_id"] for one in results] == ["c1", "c2"]
+
+
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [
