@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from codecs import utf_8_decode
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -166,9 +166,13 @@ def byte_alphabet() -> dict[str, int]:
     return table | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def build_table(library: Tokenizer, special_ids: frozenset[int]) -> TokenTable | None:
-    """Return the table of a byte-level tokenizer, or None when the library decodes otherwise."""
-    vocabulary = library.get_vocab(with_added_tokens=True)
+def build_table(
+    library: Tokenizer, vocabulary: Mapping[str, int], special_ids: frozenset[int]
+) -> TokenTable | None:
+    """Return the table of a byte-level tokenizer, or None when the library decodes otherwise.
+
+    `vocabulary` is the library's, added tokens included: to ask for it takes long.
+    """
     alphabet = byte_alphabet()
     pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
@@ -177,12 +181,11 @@ def build_table(library: Tokenizer, special_ids: frozenset[int]) -> TokenTable |
         except KeyError:
             pieces[token_id] = token.encode()  # an added token outside the alphabet
     table = TokenTable(pieces, special_ids)
-    return table if agrees(library, table) else None
+    return table if agrees(library, table, sorted(set(vocabulary.values()))) else None
 
 
-def agrees(library: Tokenizer, table: TokenTable) -> bool:
-    """Compare the table with the library, on every id alone and on random sequences."""
-    known = sorted(set(library.get_vocab(with_added_tokens=True).values()))
+def agrees(library: Tokenizer, table: TokenTable, known: list[int]) -> bool:
+    """Compare the table with the library, on every known id alone and on random sequences."""
     generator = random.Random(0)
     alone = [[token_id] for token_id in known]
     mixed = [generator.choices(known, k=SAMPLE_TOKENS) for _ in range(SAMPLES)] if known else []

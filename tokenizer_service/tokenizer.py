@@ -63,10 +63,11 @@ class Tokenizer:
         self.matches_loosely = any(
             t.normalized or t.lstrip or t.rstrip or t.single_word for t in control.values()
         )
-        self._known_ids = frozenset(library.get_vocab(with_added_tokens=True).values())
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self._known_ids = frozenset(vocabulary.values())
         self._unskipped_ids = self._known_ids - self.special_ids
         self.size = max(self._known_ids, default=-1) + 1
-        self._table = build_table(library, self.special_ids)
+        self._table = build_table(library, vocabulary, self.special_ids)
 
     def id_of(self, text: str) -> int | None:
         """Return the id of the token written `text`."""
@@ -300,26 +301,27 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
         else:
             told = {"token": token.content, "id": token_id, "of tokenizer.json": known}
             log.warning("an added token has no place and is left out", extra=told)
-    add_named(library, folder)
+    add_named(library, folder, end)
 
 
-def add_named(library: Library, folder: ModelFolder) -> None:
+def add_named(library: Library, folder: ModelFolder, end: int) -> None:
     """Make special what the folder names so: what there is, and else what has room at the end.
 
-    A token that the folder tells with an id, and that has got none, stays out.
+    `end` is the id of the next new token, -1 where there is no room. A token that the folder tells
+    with an id, and that has got none, stays out.
     """
     added = {token.content: token for token in library.get_added_tokens_decoder().values()}
     has_no_place = {token["content"] for token in folder.added_tokens.values()}
     for text in folder.special_texts:
-        size = library.get_vocab_size()
-        has_room = size == 1 + max(library.get_vocab().values(), default=-1)
-        has_room = has_room and not 0 < folder.vocab_size <= size and text not in has_no_place
-        if not has_room and library.token_to_id(text) is None:
+        is_new = library.token_to_id(text) is None
+        has_room = end >= 0 and not 0 < folder.vocab_size <= end
+        if is_new and (text in has_no_place or not has_room):
             continue
         token = added.get(text) or AddedToken(text, normalized=False)
         if not token.special:
             token.special = True
             library.add_special_tokens([token])
+            end += is_new
 
 
 def add_token(library: Library, token_id: int, token: AddedToken) -> None:

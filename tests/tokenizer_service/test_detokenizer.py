@@ -118,7 +118,7 @@ def metaspace_library() -> Library:
 
 def test_other_decoders_fall_back_to_windows() -> None:
     library = metaspace_library()
-    assert build_table(library, frozenset()) is None
+    assert build_table(library, library.get_vocab(), frozenset()) is None
     detokenizer = Tokenizer(library).detokenizer(keep_special=False)
     assert not isinstance(detokenizer, TableDetokenizer)
     deltas, rest = decode_all(detokenizer, [0, 1, 3, 4, 5, 2])
