@@ -17,6 +17,18 @@ PR_SET_PDEATHSIG = 1
 MARK = "MILLRACE_RUN"
 """Environment variable that every process of a run inherits."""
 
+_COMMAND = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
+
+
+def tied(command: list[str]) -> list[str]:
+    """Return a command that becomes `command` and is killed when this process dies."""
+    return [*_COMMAND, "exec", str(os.getpid()), *command]
+
+
+def watching(run: str) -> list[str]:
+    """Return the command of a guard of `run`; it lasts as long as its standard input is open."""
+    return [*_COMMAND, "watch", run]
+
 
 def become(parent: int, command: list[str]) -> None:
     """Tie this process to `parent` and replace it by `command`."""

@@ -19,12 +19,12 @@ from threading import Event
 
 from common.model_folder import ModelFolderError
 from common.settings import inherited
+from millrace.child import tied
 from millrace.errors import CommandError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 TEXTS = ["*.json", "*.jinja", "merges.txt"]
 WEIGHTS = ["model*.safetensors"]
-CHILD = Path(__file__).with_name("child.py")
 LOOK_S = 0.2
 """How often whoever waits for a download looks whether it is wanted still."""
 
@@ -42,7 +42,7 @@ def fetched(name: str, given_up: Event | None = None) -> Path:
     """
     command = [sys.executable, "-P", "-m", "millrace.hub", name]
     if sys.platform == "linux":  # elsewhere a download outlives whoever is killed
-        command = [sys.executable, "-I", "-S", str(CHILD), "exec", str(os.getpid()), *command]
+        command = tied(command)
     path = os.pathsep.join([os.getcwd() if place == "" else place for place in sys.path])
     env = inherited({"PYTHONPATH": path})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:

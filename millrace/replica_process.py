@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from millrace import child
 from millrace.placement import Replica
 from millrace.processes import ProcessId, identify, kill_group
 
-CHILD = [sys.executable, "-I", "-S", str(Path(child.__file__))]
 GRPC_LOGS = {"GRPC_VERBOSITY": "ERROR"}
 """The library of gRPC else writes lines of its own, no JSON, when a peer ends. The caller may ask
 for them."""
@@ -58,7 +56,7 @@ class ReplicaProcess:
 
     def _spawn(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*CHILD, "exec", str(os.getpid()), *command],
+            child.tied(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

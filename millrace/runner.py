@@ -22,7 +22,6 @@ from millrace.errors import CommandError
 from millrace.placement import Replica
 from millrace.processes import identify
 from millrace.readiness import slowness, wait_until_ready
-from millrace.replica_process import CHILD
 from millrace.state import RunState, StateFolder
 from millrace.supervisor import Supervisor, meaning
 
@@ -122,7 +121,7 @@ class Runner:
     def _start_guard(self) -> subprocess.Popen[bytes]:
         """Start the process that cleans up should this one be killed; it watches a pipe of ours."""
         return subprocess.Popen(
-            [*CHILD, "watch", self._run],
+            child.watching(self._run),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
