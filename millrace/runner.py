@@ -26,7 +26,7 @@ from millrace.state import RunState, StateFolder
 from millrace.supervisor import Supervisor, meaning
 
 LAST_LINES = 15
-RETRY_S = 5.0
+RETRY_S = 1.0
 """Between two looks for room on a full disk."""
 DETACHED = "\0\n"
 """Line that ends the report of a runner in the background."""
