@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -42,18 +41,15 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_COMMON_LINES = 400, 60, 
 
 
 @cache
-def sources() -> tuple[tuple[str, ast.Module, str], ...]:
+def ours() -> tuple[tuple[str, ast.Module, str], ...]:
+    """Return path, tree and text of every source but tests and what is generated."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "*.py"],
+        ["git", "ls-files", "-co", "--exclude-standard", "*.py", ":!tests"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     names = [n for n in listed if "_pb2" not in n and (ROOT / n).exists()]
     texts = [(name, (ROOT / name).read_text()) for name in names]
     return tuple((name, ast.parse(text), text) for name, text in texts)
-
-
-def ours() -> Iterator[tuple[str, ast.Module, str]]:
-    return (source for source in sources() if not source[0].startswith("tests/"))
 
 
 def imported(tree: ast.AST) -> set[str]:
