@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -37,6 +37,7 @@ SAMPLERS: dict[str, Sampler] = {
     "small talk": smalltalk.sample,
     "refusal": refusal.sample,
 }
+EXAMINATION_SEED = 7
 NAMES, HISTORY = "names", "long chat"
 DOMAINS = [*SAMPLERS, NAMES, HISTORY]
 
@@ -84,6 +85,16 @@ def examination(rng: Random, domain: str, language: Language) -> tuple[list[Mess
     else:
         turns = [SAMPLERS[domain](rng, "eval", language)]
     return as_messages(turns)[:-1], turns[-1].answer
+
+
+def questions(count: int, seed: int) -> Iterator[tuple[str, Language, list[Message], str]]:
+    """Draws `count` held-out cases of every domain in every language: domain, language, what the
+    model is told, and the only right answer."""
+    for domain in DOMAINS:
+        for language in LANGUAGES:
+            rng = Random(f"{seed} {domain} {language}")
+            for _ in range(count):
+                yield domain, language, *examination(rng, domain, language)
 
 
 def as_messages(turns: list[Turn]) -> list[Message]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 
 from tokenizers import Tokenizer
 
-from tools.demo_conversations import DOMAINS, Message, examination
+from tools.demo_conversations import DOMAINS, EXAMINATION_SEED, Message, questions
 from tools.demo_domains.grammar import LANGUAGES, Language
 from tools.demo_generation import generate
 from tools.demo_network import DemoNetwork
 from tools.demo_tokenizer import IM_END, encode_prompt, token_id
-
-SEED = 7
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,11 @@ class Case:
         return self.given == self.expected
 
 
-def examine(network: DemoNetwork, tokenizer: Tokenizer, cases: int, seed: int = SEED) -> list[Case]:
+def examine(
+    network: DemoNetwork, tokenizer: Tokenizer, cases: int, seed: int = EXAMINATION_SEED
+) -> list[Case]:
     """Asks `cases` held-out questions of every domain in every language."""
-    asked = [
-        (domain, language, *examination(rng, domain, language))
-        for domain in DOMAINS
-        for language in LANGUAGES
-        for rng in [Random(f"{seed} {domain} {language}")]
-        for _ in range(cases)
-    ]
+    asked = list(questions(cases, seed))
     network.eval()
     prompts = [encode_prompt(tokenizer, messages) for _, _, messages, _ in asked]
     answers = generate(network, prompts, token_id(tokenizer, IM_END))

@@ -12,14 +12,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from millrace import LLM, SamplingParams
-from tools.demo_conversations import DOMAINS, examination
-from tools.demo_domains.grammar import LANGUAGES
+from tools.demo_conversations import EXAMINATION_SEED, questions
 from worker.build import load_model
 from worker.compare import note_all
 
@@ -31,7 +29,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
 }
-SEED = 7
 
 
 def main() -> None:
@@ -40,7 +37,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20, help="questions per domain and language")
     parser.add_argument("--golden", type=Path, action="append", default=[], metavar="DIR")
     args = parser.parse_args()
-    cases = questions(args.cases)
+    cases = [(told, answer) for _, _, told, answer in questions(args.cases, EXAMINATION_SEED)]
     sys.stdout.write(f"demo model: exact answers of {len(cases)}\n")
     for name, options in FORMATS.items():
         sys.stdout.write(f"  {name:24} {exact_answers(cases, options)}\n")
@@ -52,17 +49,6 @@ def main() -> None:
             error = np.sqrt(((found - exact) ** 2).mean()) / exact.std()
             same = (found.argmax(axis=1) == exact.argmax(axis=1)).sum()
             sys.stdout.write(f"  {name:24} {error:.5f}  {same}/{len(exact)}\n")
-
-
-def questions(count: int) -> list[tuple[list[Any], str]]:
-    """Return (messages, expected answer) of every domain and language."""
-    return [
-        examination(rng, domain, language)
-        for domain in DOMAINS
-        for language in LANGUAGES
-        for rng in [Random(f"{SEED} {domain} {language}")]
-        for _ in range(count)
-    ]
 
 
 def exact_answers(cases: list[tuple[list[Any], str]], options: dict[str, Any]) -> int:
