@@ -27,14 +27,19 @@ class ProcessId(msgspec.Struct, frozen=True):
     """Start time in clock ticks since boot."""
 
 
+def _stat(pid: int) -> list[str]:
+    """Return what /proc says of a process behind its name, its state first; dead where it says
+    nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X"]
+
+
 def identify(pid: int) -> ProcessId | None:
     """Return the identity of a living process, None when there is none (a zombie is none)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+    stat = _stat(pid)
+    return None if stat[0] in "ZX" else ProcessId(pid, int(stat[19]))
 
 
 def age_s(process: ProcessId) -> float:
@@ -44,11 +49,7 @@ def age_s(process: ProcessId) -> float:
 
 def is_halted(process: ProcessId) -> bool:
     """Tell whether a living process was stopped (SIGSTOP, a debugger) and does nothing."""
-    try:
-        stat = Path(f"/proc/{process.pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
+    return _stat(process.pid)[0] in "Tt"
 
 
 def is_alive(process: ProcessId) -> bool:
