@@ -15,7 +15,6 @@ from tokenizers.models import BPE
 from protos.columns import pack
 from protos.tokenizer_pb2 import TextRequest
 from tests.support.tiny_tokenizer import tiny_library
-from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.detokenizer import (
     Detokenizer,
     NoText,
@@ -35,22 +34,6 @@ TOKEN_IDS = st.lists(st.integers(0, TINY.size - 1), max_size=40)
 
 def decode_all(detokenizer: Detokenizer, ids: list[int]) -> tuple[list[str], str]:
     return [detokenizer.step(token_id) for token_id in ids], detokenizer.flush()
-
-
-def test_stream_cases(reference_data: Path) -> None:
-    for case in reference_cases(reference_data / "tokenizer/stream_cases.json"):
-        tokenizer = reference_tokenizer(reference_data / "models" / case["model"])
-        detokenizer = tokenizer.detokenizer(keep_special=not case["skip_special_tokens"])
-        deltas, rest = decode_all(detokenizer, case["ids"])
-        assert (deltas, rest) == (case["deltas"], case["flush"]), case["kind"]
-
-
-def test_encode_cases_decode(reference_data: Path) -> None:
-    for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
-        tokenizer = reference_tokenizer(reference_data / "models" / case["model"])
-        for keep, text in ((True, case["decoded"]), (False, case["decoded_skip_special"])):
-            deltas, rest = decode_all(tokenizer.detokenizer(keep), case["ids"])
-            assert "".join(deltas) + rest == text
 
 
 @given(TOKEN_IDS, st.booleans())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from protos.columns import unpack
-from tests.tokenizer_service.conftest import reference_tokenizer
 from tokenizer_service import reasoning
 from tokenizer_service.reasoning import (
     ANSWER,
@@ -163,18 +161,3 @@ def test_a_resumed_stream_says_only_what_is_new(tiny_tokenizer: Tokenizer) -> No
         segments = stream.push(ids)
         assert "".join(s.text for s in segments).encode() == raw[size:]
         assert stream.text_bytes == len(raw) and segments[0].text_offset == size
-
-
-@pytest.mark.parametrize("name", ["Qwen3-0.6B", "DeepSeek-R1-Distill-Qwen-1.5B"])
-@pytest.mark.parametrize("one_token", [True, False])
-def test_real_vocabularies_whole_tags_and_spelled_ones(
-    reference_data: Path, name: str, one_token: bool
-) -> None:
-    tokenizer = reference_tokenizer(reference_data / "models" / name)
-    parts = ["<think>", "\nwell, 你好…\n", "</think>", "\n\nHello!"]
-    texts = parts if one_token else [char for part in parts for char in part]
-    column = b"".join(tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    ids = unpack(column).tolist()
-    segments, num = streamed(tokenizer, ids, range(1, len(ids)), Place.START, StopStrings(()))
-    assert (told(segments, REASONING), told(segments, ANSWER)) == ("well, 你好…", "Hello!")
-    assert num == sum(s.num_tokens for s in segments if s.channel == REASONING) or not one_token

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from protos.common_pb2 import Dry, Grammar, SamplingParams
 from protos.tokenizer_pb2 import TextOptions, TextRequest
 from tests.support.fake_engine import column, ids_of
 from tests.support.tiny_tokenizer import tiny_library
-from tests.tokenizer_service.conftest import reference_tokenizer
 from tokenizer_service.breakers import Breakers
 from tokenizer_service.grammar import GrammarDoor
 from tokenizer_service.reasoning import Place
@@ -46,14 +44,6 @@ async def test_bad_words_with_and_without_a_space(tiny_tokenizer: Tokenizer) -> 
     found = await resolved(tiny_tokenizer, bad_words=["Hello", " stop", "the"])
     words = texts(tiny_tokenizer, list(found.bad_words))
     assert words == [[b"Hello"], [b"s", b"t", b"o", b"p"], [b"t", b"h", b"e"]]
-
-
-def test_bad_words_of_a_real_vocabulary(reference_data: Path) -> None:
-    tokenizer = reference_tokenizer(reference_data / "models" / "Qwen2.5-0.5B-Instruct")
-    assert texts(tokenizer, bad_word_ids(tokenizer, " river")) == [[b"river"], [b" river"]]
-    assert texts(tokenizer, bad_word_ids(tokenizer, "河")) == [["河".encode()]]
-    with pytest.raises(InvalidRequest, match="bad_words"):
-        bad_word_ids(tokenizer, "  ")
 
 
 def test_a_bad_word_without_tokens_is_refused() -> None:

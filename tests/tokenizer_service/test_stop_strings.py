@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tokenizer_service.stop_strings import StopScan, StopStrings
-from tokenizer_service.text_stream import TextStream
 
 STOPS = st.lists(st.text("ab<é", min_size=1, max_size=5), min_size=1, max_size=4)
 
@@ -54,24 +49,6 @@ def test_what_is_held_is_exactly_what_may_still_match(text: str, stops: list[str
         assert sent + scanner.held == text
         live = [n for n in range(1, 5) for s in stops if n < len(s) and text.endswith(s[:n])]
         assert len(scanner.held) == max(live, default=0)
-
-
-@pytest.mark.parametrize("include", [False, True])
-def test_stop_cases(reference_data: Path, include: bool) -> None:
-    for case in reference_cases(reference_data / "tokenizer/stop_cases.json"):
-        tokenizer = reference_tokenizer(reference_data / "models" / case["model"])
-        stream = TextStream(
-            tokenizer.detokenizer(False), StopStrings(case["stop"], include), frozenset()
-        )
-        text = ""
-        wanted = case["text_including_stop"] if include else case["text"]
-        for token_id in case["ids"]:
-            text += stream.push([token_id])
-            assert wanted.startswith(text)
-            if stream.matched is not None:
-                break
-        assert (text, stream.matched) == (wanted, case["matched"])
-        assert stream.num_tokens == case["tokens_consumed"]
 
 
 def test_text_without_first_characters_passes_untouched() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,8 @@ from common.errors import InvalidRequest
 from common.model_folder import ModelFolderError
 from protos.columns import pack, unpack
 from tests.support.tiny_tokenizer import tiny_library, write_tiny_folder
-from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
-from tokenizer_service.detokenizer import TableDetokenizer
 from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.tokenizer import Tokenizer, load_tokenizer
-
-
-def test_llamacpp_vectors(reference_data: Path) -> None:
-    for case in reference_cases(reference_data / "tokenizer/llamacpp_vectors.json"):
-        for model in case["models"]:
-            tokenizer = reference_tokenizer(reference_data / "models" / model)
-            assert list(unpack(tokenizer.encode(case["text"], False))) == case["ids"]
-
-
-def test_encode_cases(reference_data: Path) -> None:
-    for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
-        tokenizer = reference_tokenizer(reference_data / "models" / case["model"])
-        assert list(unpack(tokenizer.encode(case["text"], False))) == case["ids"]
-        assert list(unpack(tokenizer.encode(case["text"], True))) == case["ids_with_special"]
-
-
-def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_path: Path) -> None:
-    source = reference_data / "models/Qwen2.5-0.5B-Instruct"
-    model = json.loads((source / "tokenizer.json").read_text())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    shutil.copy(source / "tokenizer_config.json", tmp_path)
-    built = load_tokenizer(read_model_folder(tmp_path))
-    assert built is not None and isinstance(built.detokenizer(True), TableDetokenizer)
-    ready = reference_tokenizer(source)
-    for case in reference_cases(reference_data / "tokenizer/encode_cases.json"):
-        if case["model"] == source.name:
-            assert list(unpack(built.encode(case["text"], True))) == case["ids_with_special"]
-    assert built.special_texts == ready.special_texts and built.size == ready.size
 
 
 def test_texts_are_neither_cut_nor_padded(tmp_path: Path) -> None:
@@ -66,12 +33,6 @@ def test_texts_are_neither_cut_nor_padded(tmp_path: Path) -> None:
     ids = list(tiny_library().encode("hello", add_special_tokens=False).ids)
     assert len(ids) > 2 and list(unpack(tokenizer.encode("hello", False))) == ids
     assert list(unpack(tokenizer.encode_guarded(["hello"]))) == ids
-
-
-def test_real_tokenizers_use_the_table(reference_data: Path) -> None:
-    for folder in sorted((reference_data / "models").glob("*/tokenizer.json")):
-        built = reference_tokenizer(folder.parent)
-        assert isinstance(built.detokenizer(True), TableDetokenizer)
 
 
 def test_special_tokens_are_recognised_only_by_the_plain_way(tiny_tokenizer: Tokenizer) -> None:
