@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.commands.doctor import model as look_at
 from millrace.hub import is_name
 from tests.support.tiny_model import write_tiny_model
 from tokenizer_service.model_folder import folder_name
@@ -90,11 +91,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
 
 
 def doctor(model: str, home: Path, **environment: str) -> str:
-    """Return what `millrace doctor` finds out about a model."""
-    command = [sys.executable, "-m", "millrace.cli", "doctor", "--model", model]
-    env = os.environ | {"HF_HOME": str(home)} | environment
-    out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
-    return next(line for line in out.splitlines() if line.split()[1] == "model")
+    """Return what `millrace doctor` finds out about a model, which asks the hub in a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HOME": str(home), **environment}.items():
+            patch.setenv(name, value)
+        level, _, text = look_at(model)
+    return f"{level} {text}"
 
 
 def test_a_model_comes_from_the_hub_once(hub: type[Hub], tmp_path: Path) -> None:
