@@ -207,6 +207,7 @@ class MessageError(msgspec.Struct):
     message: str
     param: str | None
     code: str | None
+    details: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageErrorReply(msgspec.Struct):

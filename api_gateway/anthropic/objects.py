@@ -28,6 +28,9 @@ ERRORS = {
     503: "overloaded_error",
 }
 """Words for statuses; other errors are the caller's below 500, and else the server's."""
+UNTHREADED = {"error_code": "thread_unsupported_request"}
+"""The tool runners of Anthropic's SDKs ask for a conversation that the server keeps, and by this
+word go on without: each request then has the whole of it."""
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -146,10 +149,12 @@ def error_object(error: ServiceError, request_id: str) -> Shown:
     word = ERRORS.get(error.http_status)
     if word is None:
         word = "invalid_request_error" if error.http_status < 500 else "api_error"
-    told = {
+    told: Shown = {
         "type": word,
         "message": in_their_words(error),
         "param": error.param,
         "code": error.code,
     }
+    if (error.param, error.code) == ("thread", "unsupported_parameter"):
+        told["details"] = UNTHREADED
     return {"type": "error", "error": told, "request_id": request_id}

@@ -535,6 +535,30 @@ async def test_anthropics_own_client(fake: FakeTokenizer) -> None:
     assert "stop_sequences[0]" in str(refused.value)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_runner_goes_on_without_a_thread(fake: FakeTokenizer, stream: bool) -> None:
+    """It asks first that the server keep the conversation, and must not be told less than that."""
+
+    async def get_weather(city: str) -> str:
+        """Tell the weather."""
+        return f"rain in {city}"
+
+    def run(stream: Stream, slot: int) -> None:
+        told = "rain in Z" in str(stream.requests_seen[slot])
+        saying(("It rains." if told else W, 0))(stream, slot)
+
+    fake.script = run
+    async with (
+        serving(fake.address) as (_, url),
+        anthropic.AsyncAnthropic(base_url=url, api_key="key", max_retries=0) as client,
+    ):
+        tools = [anthropic.beta_async_tool(get_weather)]
+        asked: Any = {"model": MODEL, "max_tokens": 50, "messages": [USER], "tools": tools}
+        runner = client.beta.messages.tool_runner(stream=stream, max_iterations=3, **asked)
+        last = await runner.until_done()
+    assert last.content[0].type == "text" and last.content[0].text == "It rains."
+
+
 async def test_a_live_message_is_known_by_its_id(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
