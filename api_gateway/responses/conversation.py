@@ -99,6 +99,8 @@ class Gathering:
 def item_of(raw: dict[str, Any], param: str) -> Item:
     """Return an item by its type; without one it is a message."""
     why = "nothing is stored here, and the tools are functions"
+    if raw.get("type") == "item_reference":  # what the AI SDK sends unless it is told so
+        why = "nothing is stored here: with store: false clients send the items themselves"
     return typed(raw, ITEMS, param, why, default="message")
 
 

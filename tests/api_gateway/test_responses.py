@@ -517,3 +517,9 @@ async def test_two_gateways_streams_go_on_after_a_loss(
     fake.script = run
     events = sent((await client.post(URL, json=ask(stream=True))).text)
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
+
+
+async def test_who_points_at_what_is_stored_is_told_how_not_to(client: httpx.AsyncClient) -> None:
+    """The AI SDK does so in each second turn, unless it is told to store nothing."""
+    reply = await client.post(URL, json=ask(input=[{"type": "item_reference", "id": "msg_1"}]))
+    assert "store: false" in reply.json()["error"]["message"]
