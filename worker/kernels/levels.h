@@ -21,11 +21,13 @@ enum class Level : int32_t { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX };
 // The highest level that processor and operating system both allow. Asks for AMX permission.
 Level highest_level();
 
-// While it lives, this thread flushes denormals, in and out, as the AMX tile unit always does.
+// While it lives, this thread flushes denormals, in and out, as the AMX tile unit always does, rounds to
+// the nearest and traps nothing, whatever another library of the process has set: a thread takes over
+// the state of the one that makes it.
 class FlushDenormals {
  public:
 #if defined(__x86_64__)
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9fc0); }
   ~FlushDenormals() { _mm_setcsr(before_); }
 
  private:
@@ -33,7 +35,7 @@ class FlushDenormals {
 #elif defined(__aarch64__)
   FlushDenormals() {
     asm volatile("mrs %0, fpcr" : "=r"(before_));
-    asm volatile("msr fpcr, %0" : : "r"(before_ | 1u << 24));
+    asm volatile("msr fpcr, %0" : : "r"(uint64_t(1) << 24));
   }
   ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
 

@@ -1,4 +1,5 @@
 // Packing: rows of a checkpoint into panels, at load.
+#include "levels.h"
 #include "linear.h"
 #include "program.h"
 
@@ -54,6 +55,7 @@ static void pack_at(Level level, const PackArguments& a, int64_t panel) {
 
 extern "C" __attribute__((visibility("default"))) void millrace_pack(void* pool, int32_t level,
                                                                      const PackArguments* a) {
+  FlushDenormals flush;  // as the other threads do: who packs a panel decides no bit
   static_cast<Pool*>(pool)->each(ceil_div(a->num_rows, PANEL), [&](int64_t panel, int) {
     pack_at(Level(level), *a, panel);
   });

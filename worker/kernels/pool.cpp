@@ -2,6 +2,8 @@
 // uses no processor time, and a spin is too short to take a core from a process that needs it.
 #include "pool.h"
 
+#include <unistd.h>
+
 #include <ctime>
 #include <cstdlib>
 #include <new>
@@ -55,7 +57,7 @@ bool Pool::spin(Fetched& mine, Done&& done) {
   return done();
 }
 
-Pool::Pool(int num_threads) {
+Pool::Pool(int num_threads) : process_(getpid()) {
   seats_ = static_cast<Seat*>(calloc(size_t(max_of(num_threads, 1)), sizeof(Seat)));
   for (int i = 0; i + 1 < num_threads; i++) {
     seats_[i] = {this, {}, {i + 1, nullptr, 0}};
@@ -65,6 +67,7 @@ Pool::Pool(int num_threads) {
 }
 
 Pool::~Pool() {
+  if (getpid() != process_) return;  // a fork has none of the threads; waiting for them ends it
   pthread_mutex_lock(&mutex_);
   stop_ = true;
   pthread_cond_broadcast(&wake_);

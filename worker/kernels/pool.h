@@ -3,6 +3,7 @@
 // the system holds back costs at most the piece it is at, and one that never wakes costs nothing.
 #pragma once
 #include <pthread.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -63,6 +64,7 @@ class Pool {
   };
   Seat* seats_;
   int num_started_ = 0;
+  pid_t process_;
   Fetched fetched_{0, nullptr, 0};  // by the caller
 
   // Job number in the upper half, next piece in the lower: a thread that comes late to a job can
