@@ -15,9 +15,11 @@ SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -g1"
 SUITES = (
     "tests/worker/kernels/test_attention_compiled.py",
     "tests/worker/kernels/test_draw_passes.py",
+    "tests/worker/kernels/test_huge_tensors.py",
     "tests/worker/kernels/test_linear_compiled.py",
     "tests/worker/kernels/test_operators_compiled.py",
     "tests/worker/kernels/test_pool.py",
+    "tests/worker/kernels/test_threads_state.py",
     "tests/worker/test_same_answer.py",
 )
 
