@@ -10,7 +10,8 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.operators import backend, batch_of, compute, floats, given, levels
+from tests.support.operators import backend, batch_of, compute, floats, given, levels, library
+from worker.backends.cpu import CpuBackend
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, to_float32
 from worker.kernels.library import Level
@@ -100,6 +101,20 @@ def test_a_row_sees_neither_its_batch_nor_the_threads(
         assert np.array_equal(part, whole[-rows:])
 
 
+@pytest.mark.parametrize("form", ALL)
+@pytest.mark.parametrize("threads", [7, 64, 300])
+def test_more_threads_than_work(form: Format, threads: int) -> None:
+    """Those without a run of panels of their own take from others'; there is a most of runs."""
+    for outputs in (5, 90, 1700):
+        x, weight = floats(9, 300), floats(outputs, 300, seed=1)
+        expected = linear(x, weight, form=form, threads=1)
+        ops = CpuBackend(library(), levels()[-1], form, threads)
+        packed = ops.pack_linear([weight])
+        for _ in range(5):
+            got = compute(ops, lambda: ops.linear(given(x), packed), batch_of(9))  # noqa: B023
+            assert np.array_equal(got, expected)
+
+
 def bf16_of(x: Floats) -> Floats:
     """Round to bfloat16, ties to even, and back."""
     bits = x.view(np.uint32)
@@ -140,6 +155,66 @@ def test_weights_of_any_dtype_and_parts_of_any_size_are_stacked() -> None:
     assert np.array_equal(stacked, linear(x, whole, form=Format.F32))
     same = linear(x, to_float32(halves), form=Format.BF16)
     assert np.array_equal(linear(x, halves, form=Format.BF16), same)
+
+
+@pytest.mark.parametrize("form", ALL)
+def test_parts_of_whole_panels_are_stacked_as_they_come(form: Format) -> None:
+    x, parts = floats(3, 300), [floats(n, 300, seed=n) for n in (16, 32, 5)]
+    for level in levels():
+        ops = backend(level, form)
+        packed = ops.pack_linear(parts)
+        stacked = compute(ops, lambda: ops.linear(given(x), packed), batch_of(3))  # noqa: B023
+        apart = [linear(x, part, form=form, level=level) for part in parts]
+        assert np.array_equal(stacked, np.concatenate(apart, axis=1))
+
+
+@pytest.mark.parametrize("form", [Format.BF16, Format.F16])
+def test_weights_become_the_nearest_of_their_format(form: Format) -> None:
+    """All numbers of half precision, what lies between them, and numbers of any size."""
+    halves = np.arange(65536, dtype=np.uint32)
+    stored = halves << 16 if form is Format.BF16 else to_float32(halves.astype("u2").view("f2"))
+    bits = np.stack(
+        [
+            stored.view(np.uint32) + between
+            for between in (0, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001)
+        ]
+    )
+    weight = np.ascontiguousarray(bits.view(np.float32).reshape(16, -1))
+    packed = backend(levels()[0], form).pack_linear([weight]).weight.view(np.uint16)
+    lines = packed.reshape(-1, 16, 2) if form is Format.BF16 else packed.reshape(-1, 16, 1)
+    got = lines.transpose(1, 0, 2).reshape(16, -1)
+    with np.errstate(all="ignore"):
+        expected = to_float32(weight.astype(np.float16))
+    if form is Format.BF16:
+        expected = bf16_of(weight)
+    found = to_float32(got if form is Format.BF16 else got.view(np.float16))
+    is_number = ~np.isnan(weight)
+    assert np.array_equal(found[is_number].view(np.uint32), expected[is_number].view(np.uint32))
+    assert np.isnan(found[~is_number]).all()
+
+
+def sizes(*shape: int, seed: int) -> Floats:
+    """Numbers of any size, denormal and near the largest, and zeros."""
+    rng = np.random.default_rng(seed)
+    powers = rng.uniform(-44, 38, shape) if seed % 2 else rng.uniform(-44, 38)
+    values = rng.standard_normal(shape) * 10.0**powers
+    return np.clip(values * (rng.random(shape) < 0.9), -3e38, 3e38).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ALL)
+@settings(max_examples=25, deadline=None)
+@any_of(seed=st.integers(0, 999), rows=st.integers(1, 9))
+def test_numbers_of_any_size_give_the_same_bits_at_every_level(
+    form: Format, seed: int, rows: int
+) -> None:
+    x, weight = sizes(rows, 200, seed=seed), sizes(70, 200, seed=seed // 2)
+    first, *others = (
+        linear(x, weight, form=form, level=level, threads=threads)
+        for level in levels()
+        for threads in (1, 3)
+    )
+    for other in others:
+        assert np.array_equal(other, first, equal_nan=True)
 
 
 @pytest.mark.parametrize("form", ALL)

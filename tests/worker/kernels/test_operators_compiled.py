@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from worker.batch import Batch
 from worker.errors import KernelError
 from worker.kernels.checks import Floats, to_float32
 from worker.kernels.packed import Format
-from worker.kernels.records import Buffer, Rows
+from worker.kernels.records import Buffer, CStep, Record, Rows, address_of
 from worker.kernels.rms_norm import (
     add_rms_norm_reference,
     head_norm_reference,
@@ -120,7 +121,10 @@ def test_silu_where_the_exponential_leaves_the_floats() -> None:
 
 
 @pytest.mark.parametrize("form", ["f32", "bf16"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (3, 2, 80), (7, 1, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 2, 8), (3, 2, 80), (7, 1, 16), (2, 1, 32), (1, 1, 2), (2, 2, 256)],
+)
 def test_rope(heads: int, kv_heads: int, head_dim: int, form: str) -> None:
     """Equal to the reference bit for bit, and only the cells of the step are written."""
     rotary = pack_rotary([1e4 ** (-i / head_dim) for i in range(0, head_dim, 2)], 1.25)
@@ -181,6 +185,37 @@ def test_what_threads_hand_each_other(form: Format) -> None:
         results += [compute(ops, layer, batch_of(rows)) for _ in range(3)]
     for result in results[1:]:
         assert np.array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint16])
+def test_every_number_that_a_table_may_hold(dtype: Any) -> None:
+    table = np.arange(65536, dtype=np.uint16).view(dtype).reshape(64, 1024)
+    with np.errstate(all="ignore"):
+        expected = to_float32(table)
+    got = everywhere(lambda ops: ops.embedding(table, None), batch_of(64))
+    assert np.array_equal(got, expected, equal_nan=True)
+
+
+def test_rows_that_want_logits_and_rows_whose_state_is_wanted() -> None:
+    wanted = {"logit_rows": np.array([7, 2], np.int32), "state_rows": np.array([3], np.int32)}
+    x, weight, batch = floats(9, 40), floats(40, seed=1), batch_of(9, **wanted)
+    for rows, places in zip((Rows.LOGITS, Rows.STATES), wanted.values(), strict=True):
+
+        def take(ops: CpuBackend, rows: Rows = rows) -> Buffer:
+            return ops.take_rows(given(x), rows)
+
+        def norm(ops: CpuBackend, rows: Rows = rows) -> Buffer:
+            return ops.rms_norm(ops.take_rows(given(x), rows), weight, 1e-5)
+
+        assert np.array_equal(everywhere(take, batch), x[places])
+        close(everywhere(norm, batch), rms_norm_reference(x[places], weight, 1e-5))
+
+
+def test_an_operator_that_the_library_lacks_is_named() -> None:
+    record = Record(99, Rows.TOKENS, ()).pack(0)  # type: ignore[arg-type]
+    step = CStep(num_tokens=1)
+    with pytest.raises(KernelError, match="record 0: the library has no such operator"):
+        backend().run(address_of(record), 1, ctypes.addressof(step))
 
 
 def test_a_step_in_which_no_row_wants_logits() -> None:

@@ -41,6 +41,28 @@ def test_threads_without_work_sleep() -> None:
     assert processor_s(pool) - before < IDLE_S / 10
 
 
+def sleeps(ids: set[str]) -> int:
+    """Return how often threads of this process have gone to sleep."""
+    told = [Path(f"/proc/self/task/{i}/status").read_text() for i in ids]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in told)
+
+
+def test_threads_that_sleep_are_woken_by_the_next_job() -> None:
+    """Results would be right without them, and late."""
+    others = threads()
+    ops = CpuBackend(library(), Level.PORTABLE, Format.F32, 2)
+    packed, x = ops.pack_linear([np.ones((256, 64), np.float32)]), np.ones((4, 64), np.float32)
+    pool = threads() - others
+    for _ in range(3):
+        before, end = -1, time.monotonic() + 20
+        while before != (before := sleeps(pool)) and time.monotonic() < end:
+            time.sleep(0.05)
+        compute(ops, lambda: ops.linear(given(x), packed), batch_of(4))
+        while sleeps(pool) == before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sleeps(pool) > before
+
+
 def test_many_small_jobs_from_many_pools_at_once() -> None:
     """More threads than cores, jobs far shorter than a time slice: nothing lost, nothing twice."""
     weight = np.random.default_rng(0).standard_normal((640, 32)).astype(np.float32)
