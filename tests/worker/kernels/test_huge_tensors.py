@@ -46,6 +46,8 @@ def attended(level: Level, blocks: list[int], num_blocks: int, dtype: Any) -> Fl
     qkv = floats(tokens, (heads + 2 * kv_heads) * head_dim)
     compute(ops, lambda: ops.rope(given(qkv), StepInputs(), cache, heads, rotary), batch)
     ops.rope_shift(cache, batch.cells[:3].copy(), 5, rotary)
+    for page in cache:  # where NumPy finds them too, and not at the same wrong place each time
+        assert all(page[block].any() for block in blocks)
     q = qkv[:, : heads * head_dim].copy()
     return compute(ops, lambda: ops.paged_attention(given(q), StepInputs(), cache), batch)
 
