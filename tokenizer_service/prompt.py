@@ -1,13 +1,11 @@
 """A request's input → prompt token ids: template, guarded text, encoding in threads.
 
-Knows the OpenAI message shapes as far as templates need them; knows no engine.
+Knows no engine, and of messages no more than that they are objects.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,18 +18,14 @@ from protos.json_fields import dumps, loads
 from protos.tokenizer_pb2 import ChatInput, TextRequest
 from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
-from tokenizer_service.content_parts import as_parts, roles_of_parts
-from tokenizer_service.formats import needs_of
-from tokenizer_service.guarded_text import GuardedText, unused
-from tokenizer_service.hermes_prompt import spelled
+from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
+from tokenizer_service.rendering import Renderer
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 from tokenizer_service.turns import Asker, asker_of
 
 T = TypeVar("T")
-PRIVATE_USE = range(0xE000, 0xF900)
-SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 LONG_TEXT, LONG_TEXTS = 65_536, 2
 """Characters that take a tenth of a second or so, and threads for such texts alone."""
 
@@ -61,10 +55,8 @@ class PromptBuilder:
         templates: Mapping[str, str],
     ) -> None:
         """`templates` are the sources of `template`, by name."""
-        self._needs = needs_of(templates)
-        self._parts_roles = None if self._needs.parts else frozenset[str]()
         self._tokenizer = tokenizer
-        self._template = template
+        self._renderer = Renderer(template, templates) if template is not None else None
         self._executor = executor
         self._long_texts = ThreadPoolExecutor(LONG_TEXTS, thread_name_prefix="encode-long")
         self._vocab_size = vocab_size
@@ -109,7 +101,7 @@ class PromptBuilder:
     async def chat(self, chat: ChatInput, asker: Asker) -> Prompt:
         """Render and encode; equal to the plain way whenever no user text is a special token."""
         tokenizer = self._required_tokenizer("messages")
-        if self._template is None:
+        if self._renderer is None:
             raise InvalidRequest(
                 "the model folder has no chat template; use /v1/completions with a prompt",
                 param="messages",
@@ -134,7 +126,7 @@ class PromptBuilder:
         started = time.perf_counter()
         is_long = chat.ByteSize() >= LONG_TEXT
         hidden = await self._in_long(hide) if is_long else hide()
-        text = await self._render(chat, *hidden, asker)
+        text = await self._renderer.render(chat, *hidden, asker)
         self._metrics.template_seconds.observe(time.perf_counter() - started)
         ids, shown = await self._encode(text, encode)
         continued = messages[-1]["content"] if chat.continue_final_message else ""
@@ -142,46 +134,6 @@ class PromptBuilder:
 
     async def _in_long(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._long_texts, work)
-
-    async def _render(
-        self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker
-    ) -> str:
-        """Render what was given, in the form that the template takes."""
-        assert self._template is not None
-        prompt = not (chat.no_generation_prompt or chat.continue_final_message)
-        is_open = chat.continue_final_message
-        mark = unused(PRIVATE_USE, dumps(messages).decode()) if is_open else ""
-        if mark:
-            last = messages[-1]
-            messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
-        if self._needs.spelled_tools:
-            messages, tools = spelled(messages, tools), None
-        if self._needs.short_ids:
-            messages = [with_short_ids(message) for message in messages]
-        if self._parts_roles is None:
-            self._parts_roles = await roles_of_parts(self._template.render)
-        messages = [with_parts(message, self._parts_roles) for message in messages]
-        nothing = None if self._needs.null_content else ""
-        rest = (tools, prompt, kwargs, asker)
-        try:
-            text = await self._render_calls(messages, nothing, *rest)
-        except InvalidRequest as error:
-            if nothing is not None or "None" not in error.message:
-                raise
-            text = await self._render_calls(messages, "", *rest)  # it asks, and fails all the same
-        return cut_at(text, mark) if mark else text
-
-    async def _render_calls(self, messages: list[Any], nothing: str | None, *rest: Any) -> str:
-        """Give templates tool arguments as objects; those that want strings get strings."""
-        assert self._template is not None
-        messages = [with_content(message, nothing) for message in messages]
-        with_objects = [with_parsed_arguments(message) for message in messages]
-        try:
-            return await self._template.render(with_objects, *rest)
-        except InvalidRequest:
-            if with_objects == messages:
-                raise
-            return await self._template.render(messages, *rest)
 
     def _required_tokenizer(self, param: str) -> Tokenizer:
         if self._tokenizer is None:
@@ -234,74 +186,3 @@ def check_chat(chat: ChatInput, messages: Any, kwargs: dict[str, Any]) -> None:
         raise InvalidRequest(
             "continue_final_message needs a final message with text", param="messages"
         )
-
-
-def with_content(message: dict[str, Any], nothing: str | None) -> dict[str, Any]:
-    """Return `message`, its content `nothing` when it is calls only.
-
-    Many templates join strings with the content, or would write "None" or fail.
-    """
-    if message.get("content") is None and message.get("tool_calls"):
-        return {**message, "content": nothing}
-    return message
-
-
-def with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]:
-    """Return `message`, its text as the one part of its content if it is one of these roles'."""
-    match message:
-        case {"role": str(role), "content": str(content)} if role in roles:
-            return {**message, "content": as_parts(content)}
-    return message
-
-
-def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message`, its ids of calls as nine letters and digits: the same for the same id."""
-    if isinstance(answered := message.get("tool_call_id"), str):
-        message = {**message, "tool_call_id": short_id(answered)}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        message = {**message, "tool_calls": [with_short_id(call) for call in calls]}
-    return message
-
-
-def with_short_id(call: Any) -> Any:
-    match call:
-        case {"id": str(told)}:
-            return {**call, "id": short_id(told)}
-    return call
-
-
-def short_id(told: str) -> str:
-    return told if SHORT_ID.fullmatch(told) else hashlib.sha256(told.encode()).hexdigest()[:9]
-
-
-def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with its tool calls' JSON arguments as objects."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list) or not calls:
-        return message
-    return {**message, "tool_calls": [with_parsed_call(call) for call in calls]}
-
-
-def with_parsed_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = loads(function["arguments"] or "{}")
-    except ValueError:
-        return call  # what a model wrote need not be JSON; the template gets it as it is
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def cut_at(text: str, mark: str) -> str:
-    """Return the text before the mark; without trailing blanks when the template trims them."""
-    before, found, after = text.rpartition(mark)
-    if not found:
-        raise InvalidRequest(
-            "continue_final_message: the chat template leaves the final message out",
-            param="messages",
-        )
-    return before if after.startswith(" ") else before.rstrip()

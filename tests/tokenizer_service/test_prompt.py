@@ -28,7 +28,8 @@ from tokenizer_service.content_parts import WORD, may_read_parts
 from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.model_folder import read_model_folder
-from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PRIVATE_USE, PromptBuilder
+from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PromptBuilder
+from tokenizer_service.rendering import PRIVATE_USE
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 
