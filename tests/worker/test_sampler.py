@@ -54,7 +54,7 @@ def test_what_is_forbidden_is_no_measure_of_what_is_left(chain: dict[str, Any]) 
     logits[0, [7, 3]] = 90, 10
     budget = common_pb2.ThinkingBudget(max_tokens=0, end=pack([3]))
     drawn = Sampler(24).sample(logits, [row(temperature=1.0, thinking=budget, **chain)])[0]
-    assert drawn.token_id == 3 and not drawn.fault
+    assert drawn.token_id == 3 and not drawn.error
 
 
 def test_min_tokens_yields_when_nothing_else_is_left() -> None:
