@@ -25,14 +25,12 @@ def entry_object(entry: TextLogprob) -> dict[str, Any]:
 
 def chat_logprobs(rows: Sequence[TextLogprobs]) -> dict[str, Any]:
     """Return the `logprobs` of a chat choice; a row's first entry is the chosen token."""
-    content = [
-        {
-            **entry_object(row.entries[0]),
-            "top_logprobs": [entry_object(entry) for entry in row.entries[1:]],
-        }
-        for row in rows
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [row_object(row) for row in rows], "refusal": None}
+
+
+def row_object(row: TextLogprobs) -> dict[str, Any]:
+    alternatives = [entry_object(entry) for entry in row.entries[1:]]
+    return {**entry_object(row.entries[0]), "top_logprobs": alternatives}
 
 
 class TextOffsets:
@@ -62,6 +60,22 @@ class TextOffsets:
         self._num_chars = num_chars
 
 
+def placed(rows: Sequence[TextLogprobs], offsets: TextOffsets) -> list[tuple[int, dict[str, Any]]]:
+    """Return what a chat shows of each row, behind the place of its token."""
+    return [(offsets.take(text_bytes(row)), row_object(row)) for row in rows]
+
+
+def num_newlines(rows: Sequence[TextLogprobs]) -> int:
+    """Return how many newlines the text of the tokens begins with."""
+    text = b"".join(map(text_bytes, rows))
+    return len(text) - len(text.lstrip(b"\n"))
+
+
+def text_bytes(row: TextLogprobs) -> bytes:
+    """Return what the token is in the text."""
+    return b"" if row.is_hidden else row.entries[0].token_bytes
+
+
 def name_of(entry: TextLogprob) -> str:
     """Return a token as completions tell it: its text, of a part of a character OpenAI's form.
 
@@ -80,9 +94,7 @@ def completion_logprobs(
         "tokens": [name_of(row.entries[0]) for row in rows],
         "token_logprobs": [value(row.entries[0]) for row in rows],
         "top_logprobs": [top(row, most) for row in rows],
-        "text_offset": [
-            offsets.take(b"" if row.is_hidden else row.entries[0].token_bytes) for row in rows
-        ],
+        "text_offset": [offsets.take(text_bytes(row)) for row in rows],
     }
 
 

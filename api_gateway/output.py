@@ -6,13 +6,17 @@ block is called and shown as is the route's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
 from api_gateway.answers import Said
+from api_gateway.parsers.calls import Content
 
 Shown = dict[str, Any]
+Placed = tuple[int, Shown]
+"""The logprobs of a token, behind the place of its first character in the answer's text."""
 COMPLETED, INCOMPLETE = "completed", "incomplete"
 
 
@@ -51,13 +55,14 @@ class Output:
         self._make = make
         self._open: Block | None = None
         self._of = Of.NOTHING
-        self._logprobs: list[Shown] = []  # of text that is withheld
+        self._logprobs: list[Placed] = []  # of text that is withheld
+        self._has_called = False
 
-    def take(self, said: Said, logprobs: Sequence[Shown] = ()) -> bytes:
+    def take(self, said: Said, logprobs: Sequence[Placed] = ()) -> bytes:
         """Take what was said; return the events."""
         told, parts = b"", list(said.parts)
         self._logprobs += logprobs
-        first = parts[0] if parts else ""
+        first = parts[0] if parts else None
         if isinstance(first, dict) and "id" not in first:  # of the call that is open
             told += self._call(first)
             parts.pop(0)
@@ -66,14 +71,17 @@ class Output:
                 told += self._begin(Of.THOUGHTS, self._make.thoughts(self._index))
             told += self._add(said.thoughts)
         for part in parts:
-            told += self._speak(part) if isinstance(part, str) else self._call(part)
+            if isinstance(part, Content):
+                told += self._speak(part, part.at, part.at + len(part))
+            else:
+                told += self._call(part)
         return told
 
     def end(self, status: str) -> bytes:
         """Close what is open; an answer without blocks says nothing in one."""
         told = b""
         if self._index == 0 or self._logprobs and self._of is Of.SPEECH:
-            told += self._speak("")
+            told += self._speak("", 0, math.inf)
         return told + self._close(status)
 
     def cut(self) -> bytes:
@@ -85,18 +93,24 @@ class Output:
         """Of the block that comes next."""
         return len(self.blocks) + (self._open is not None)
 
-    def _speak(self, text: str) -> bytes:
+    def _speak(self, text: str, begin: int, end: float) -> bytes:
+        """Say `text` with the logprobs of the tokens that begin in it.
+
+        Those before it are the calls'; without calls, of blank lines behind the thoughts.
+        """
         told = b""
         if self._of is not Of.SPEECH:
             told = self._begin(Of.SPEECH, self._make.speech(self._index))
-        logprobs, self._logprobs = self._logprobs, []
-        return told + self._add(text, logprobs)
+        waiting, is_first = self._logprobs, not self._has_called
+        shown = [row for at, row in waiting if at < end and (is_first or at >= begin)]
+        self._logprobs = [row for row in waiting if row[0] >= end]
+        return told + self._add(text, shown)
 
     def _call(self, chunk: Shown) -> bytes:
         told, function = b"", chunk["function"]
         if "id" in chunk:
             block = self._make.call(self._index, chunk["id"], function["name"])
-            told = self._begin(Of.CALL, block)
+            told, self._has_called = self._begin(Of.CALL, block), True
         assert self._of is Of.CALL
         return told + (self._add(function["arguments"]) if function["arguments"] else b"")
 

@@ -30,7 +30,19 @@ class CallDelta:
     arguments: str = ""
 
 
-Delta = str | CallDelta
+class Content(str):
+    """A part of the text that is no call; `at` is the place of its first character there."""
+
+    __slots__ = ("at",)
+    at: int
+
+    def __new__(cls, text: str, at: int) -> Content:
+        made = super().__new__(cls, text)
+        made.at = at
+        return made
+
+
+Delta = Content | CallDelta
 """Content, or a part of a call."""
 
 
@@ -205,11 +217,21 @@ class CallParser:
         self._offer = offer
         self._num_calls = 0
         self._text = ""  # not yet given out
+        self._num_fed = 0
         self._call: CallScan | None = None
 
     @property
     def is_cut(self) -> bool:
         return self._call is not None and self._call.is_cut
+
+    def _add(self, text: str) -> None:
+        self._text += text
+        self._num_fed += len(text)
+
+    def _give_out(self, deltas: list[Delta], size: int | None = None) -> None:
+        """Give out so much of the text as content, without a size all."""
+        deltas.append(Content(self._text[:size], self._num_fed - len(self._text)))
+        self._text = "" if size is None else self._text[size:]
 
 
 def find_mark(text: str, mark: str) -> tuple[int, int]:

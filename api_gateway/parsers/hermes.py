@@ -48,7 +48,7 @@ class HermesParser(CallParser):
         self._is_after_call = False
 
     def feed(self, text: str) -> list[Delta]:
-        self._text += text
+        self._add(text)
         deltas: list[Delta] = []
         while self._call_step(deltas) if self._call else self._text_step(deltas):
             pass
@@ -65,7 +65,7 @@ class HermesParser(CallParser):
             self._call = None  # the rest is text
         is_gap = self._is_after_call and not self._text.strip(SPACE)
         if self._call is None and self._text and not is_gap:
-            deltas.append(self._text)
+            self._give_out(deltas)
         self._text = ""
         return deltas
 
@@ -76,8 +76,7 @@ class HermesParser(CallParser):
             return False
         at, cut = find_mark(self._text, OPEN)
         if cut:
-            deltas.append(self._text[:cut])
-            self._text = self._text[cut:]
+            self._give_out(deltas, cut)
             self._is_after_call = False
         if at < 0:
             return False
@@ -118,8 +117,7 @@ class HermesParser(CallParser):
 
     def _give_up(self, deltas: list[Delta]) -> None:
         """Take the tag for text and look on behind it."""
-        deltas.append(self._text[: self._body_at])
-        self._text = self._text[self._body_at :]
+        self._give_out(deltas, self._body_at)
         self._call = None
 
 

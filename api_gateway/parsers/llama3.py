@@ -42,19 +42,21 @@ class Llama3Parser(CallParser):
         self._is_plain = False
 
     def feed(self, text: str) -> list[Delta]:
-        self._text += text
+        self._add(text)
         deltas: list[Delta] = []
         while not self._is_plain and self._step(deltas):
             pass
         if self._is_plain and self._text:
-            deltas.append(self._text)
-            self._text = ""
+            self._give_out(deltas)
         return deltas
 
     def end(self) -> list[Delta]:
         is_content = self._text and not (self._call is not None and self._call.is_shown)
-        held, self._text = self._text, ""
-        return [held] if is_content and (not self._num_calls or held.strip(SPACE)) else []
+        deltas: list[Delta] = []
+        if is_content and (not self._num_calls or self._text.strip(SPACE)):
+            self._give_out(deltas)
+        self._text = ""
+        return deltas
 
     def _step(self, deltas: list[Delta]) -> bool:
         """Read one call; return whether more may be said now."""

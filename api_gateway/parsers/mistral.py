@@ -50,7 +50,7 @@ class MistralParser(CallParser):
         self._is_after_list = False
 
     def feed(self, text: str) -> list[Delta]:
-        self._text += text
+        self._add(text)
         deltas: list[Delta] = []
         while self._list_step(deltas) if self._wanted else self._text_step(deltas):
             pass
@@ -60,8 +60,11 @@ class MistralParser(CallParser):
         is_shown = self._call is not None and self._call.is_shown
         is_behind_call = self._is_after_list or (bool(self._wanted) and not self._at)
         is_gap = is_behind_call and not self._text.strip(SPACE)
-        held, self._text = self._text, ""
-        return [held] if held and not is_shown and not is_gap else []
+        deltas: list[Delta] = []
+        if self._text and not is_shown and not is_gap:
+            self._give_out(deltas)
+        self._text = ""
+        return deltas
 
     def _text_step(self, deltas: list[Delta]) -> bool:
         """Give out text up to where a list may begin; return whether one does."""
@@ -80,8 +83,7 @@ class MistralParser(CallParser):
                 return True
         at, cut = find_mark(self._text, TAG)
         if cut:
-            deltas.append(self._text[:cut])
-            self._text = self._text[cut:]
+            self._give_out(deltas, cut)
             self._is_after_list = False
         if at < 0:
             return False
@@ -126,6 +128,5 @@ class MistralParser(CallParser):
     def _give_up(self, deltas: list[Delta]) -> None:
         """Take what was begun for text, and look on behind it."""
         if self._text[: self._at].strip(SPACE):
-            deltas.append(self._text[: self._at])
-            self._text = self._text[self._at :]
+            self._give_out(deltas, self._at)
         self._call, self._at, self._wanted = None, 0, ""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from api_gateway.answers import Answer
 from api_gateway.asgi import Call
 from api_gateway.job import Job
-from api_gateway.logprobs import chat_logprobs
+from api_gateway.logprobs import TextOffsets, num_newlines, placed
 from api_gateway.meter import Meter, usage_of
 from api_gateway.metrics import GatewayMetrics
-from api_gateway.output import COMPLETED, INCOMPLETE, Output
+from api_gateway.output import COMPLETED, INCOMPLETE, Output, Placed
 from api_gateway.replies import OnePiece, take_answer_rows
 from api_gateway.responses.objects import Head, Shown, failure, usage_object
 from api_gateway.responses.output import IN_PROGRESS, Events, Items
@@ -21,6 +21,7 @@ from api_gateway.translate import Order
 from api_gateway.watch import Vigil
 from common.errors import ServiceError
 from protos.common_pb2 import LENGTH
+from protos.tokenizer_pb2 import TextLogprobs
 
 
 class Telling:
@@ -33,11 +34,29 @@ class Telling:
         self._order = order
         self._choice = choice
         self._answer = Answer(order, call.request_id, choice)
+        self._rows: list[TextLogprobs] = []  # of tokens before the first text
+        self._offsets: TextOffsets | None = None
 
     def take(self) -> bytes:
         """Take what has come; return the events."""
-        rows = take_answer_rows(self._order, self._choice)
-        return self.output.take(self._answer.take(), chat_logprobs(rows)["content"])
+        logprobs = self._logprobs() if self._order.num_logprobs is not None else []
+        return self.output.take(self._answer.take(), logprobs)
+
+    def _logprobs(self) -> list[Placed]:
+        """Return those that came, with the places of their tokens: they wait for the first text,
+        before which blank lines may have been left out. Calls that are forced have no text beside.
+        """
+        rows, choice = take_answer_rows(self._order, self._choice), self._choice
+        if self._order.tools is not None and self._order.tools.is_forced:
+            return []
+        if self._offsets is None:
+            self._rows += rows
+            if not choice.texts and choice.finish is None:
+                return []
+            rows, self._offsets = self._rows, TextOffsets()
+            if choice.texts and not choice.texts[0].startswith("\n"):
+                self._offsets.begin_at(-num_newlines(rows))
+        return placed(rows, self._offsets)
 
     def end(self, job: Job, meter: Meter) -> tuple[bytes, Shown]:
         """Close the output; return the last events of items, and the whole response."""

@@ -15,7 +15,7 @@ import pytest
 from api_gateway.__main__ import Gateway
 from api_gateway.answers import CallReader, Said
 from api_gateway.output import INCOMPLETE, Output
-from api_gateway.parsers.calls import Offer
+from api_gateway.parsers.calls import Content, Offer
 from api_gateway.responses.objects import Head
 from api_gateway.responses.output import Events, Items
 from api_gateway.tools import FORMATS, ToolPlan
@@ -158,7 +158,9 @@ def test_a_call_goes_on_before_what_follows_it() -> None:
     output = Output(Items(Head("r", 0, MODEL, {}), Events(), {}))
     begun = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}
     output.take(Said(parts=[begun]), [])
-    output.take(Said("hm", [{"index": 0, "function": {"arguments": ": 1}"}}, "more"]), [])
+    output.take(
+        Said("hm", [{"index": 0, "function": {"arguments": ": 1}"}}, Content("more", 9)]), []
+    )
     output.end(INCOMPLETE)
     call, _, message = output.blocks
     assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
