@@ -19,7 +19,7 @@ from common.model_folder import ModelFolderError
 from common.settings import load_or_exit
 from protos import worker as wire
 from worker.build import fingerprint_folder, load_model
-from worker.errors import WeightsWritten
+from worker.errors import DeviceLost, WeightsWritten
 from worker.memory import NoRoom, parse_size
 from worker.metrics import WorkerMetrics
 from worker.server import WorkerServer
@@ -40,7 +40,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.interrupt())
         server.run()
-    except (NoRoom, PortTaken, WeightsWritten, OSError, MemoryError) as error:
+    except (NoRoom, PortTaken, WeightsWritten, DeviceLost, OSError, MemoryError) as error:
         sys.exit(f"worker: {error}")
     except (ModelFolderError, ValueError) as error:
         refuse_to_work(f"worker: {error}")

@@ -54,6 +54,7 @@ def kv_bytes_left(
     when the device has no room for the largest step, or for a block beside it.
     """
     gpu = backend.gpu
+    gpu.trim()  # of the cache of an earlier life, or this runner would be cut out of it
     try:
         runner = new_runner(probe_blocks(limits, block_size))
         run_largest_steps(runner, limits)

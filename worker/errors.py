@@ -11,6 +11,10 @@ class WeightsWritten(Exception):
     """A file of weights was written to while steps read it: what they compute is of no model."""
 
 
+class DeviceLost(Exception):
+    """The device has failed; whatever this process asks of it fails from now on, too."""
+
+
 class NotFinite(Exception):
     """A weight that is not a finite number was about to be quantised, which would hide it."""
 

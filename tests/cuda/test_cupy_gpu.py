@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from common.errors import CANNOT_WORK
 from tests.cuda.test_engine import PROMPTS, SIZES, load
 from tests.emulator.cupy_stand_in import StandIn
 from tests.support.model_folders import write_folder
 from tests.worker.plans import generate, sampling
+from worker import __main__ as main
 from worker.backends.cuda_device import CupyGpu
 from worker.backends.gpu import Gpu
+from worker.build import load_model
+from worker.warm_up import warm_up
 
 Made = tuple[CupyGpu, StandIn]
 
@@ -24,8 +30,8 @@ def made(
 ) -> Iterator[Callable[..., Made]]:
     leases = []
 
-    def make(capability: str = "90", driver: int = 13_000) -> Made:
-        stand_in = StandIn(emulator_folder, capability, driver)
+    def make(capability: str = "90", driver: int = 13_000, **more: int) -> Made:
+        stand_in = StandIn(emulator_folder, capability, driver, **more)
         stand_in.install(monkeypatch, tmp_path)
         device = CupyGpu()
         leases.append(device._lease)  # a worker's ends with its process
@@ -61,3 +67,37 @@ def test_launches_overlap_where_kernels_and_graphs_know_of_it(
     device.launch("silu_mul_f32", (1, 1), 256, (target, source, np.int32(4)))
     assert stand_in.overlaps == {overlaps}
     assert device.name.startswith("Stand-in sm_")
+
+
+def test_the_next_life_is_offered_what_the_first_was(
+    made: Callable[..., Made], tmp_path: Path
+) -> None:
+    """CuPy's pool gives nothing back by itself, and a piece that was cut not before all of it."""
+    folder = write_folder(tmp_path / "model", **SIZES)
+    device, _ = made(total_bytes=24 << 20)
+    loaded = load_model(folder, "cuda", "bfloat16", max_ubatch_tokens=24, gpu=device)
+    offers = []
+    for _ in range(2):
+        offers.append(loaded.kv_cache_bytes(None))
+        runner = loaded.runner(loaded.facts(offers[-1]).max_blocks)
+        warm_up(runner)
+        del runner
+    assert offers[1] > 0.9 * offers[0]
+
+
+def test_a_device_that_has_failed_ends_its_worker_with_a_line(
+    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No context outlives such an error: only a new process gets another."""
+    device, stand_in = made()
+    folder = write_folder(tmp_path / "model", **SIZES)
+    loaded = load_model(folder, "cuda", "bfloat16", max_ubatch_tokens=24, gpu=device)
+    stand_in.has_failed = True
+    server = SimpleNamespace(run=lambda: loaded.kv_cache_bytes(None), interrupt=None)
+    monkeypatch.setattr(main, "build_server", lambda _: server)
+    monkeypatch.setattr(main, "load_or_exit", lambda *_: SimpleNamespace(log_level="warning"))
+    monkeypatch.setattr(main, "signal", MagicMock())
+    monkeypatch.setattr(main.os, "nice", lambda _: None)
+    with pytest.raises(SystemExit, match="worker: device cuda has failed, .*ECC") as ended:
+        main.main()
+    assert ended.value.code != CANNOT_WORK

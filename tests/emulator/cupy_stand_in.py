@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,10 +67,77 @@ class Event:
         assert self.passed_at
 
 
+class Device:
+    id = 0
+
+    def __init__(self, pool: Pool, capability: str) -> None:
+        self._pool = pool
+        self.compute_capability = capability
+
+    def use(self) -> None:
+        pass
+
+    @property
+    def mem_info(self) -> tuple[int, int]:
+        return self._pool.mem_info
+
+
+class Piece:
+    """What the driver has given at once: `free` parts of it, and the number of those in use."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.free: list[int] = []
+        self.num_taken = 0
+
+
+class Pool:
+    """Bytes of CuPy's pool: it cuts what is free for whoever asks for less, and only whole pieces
+    go back to the driver."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.pieces: list[Piece] = []
+
+    @property
+    def mem_info(self) -> tuple[int, int]:
+        taken = sum(piece.num_bytes for piece in self.pieces)
+        return self.total_bytes - taken, self.total_bytes
+
+    def take(self, num_bytes: int) -> tuple[Piece, int]:
+        """Return a piece and the size of a part of it."""
+        size = max(512, -(-num_bytes // 512) * 512)
+        parts = [(part, piece) for piece in self.pieces for part in piece.free if part >= size]
+        if not parts:
+            if size > self.mem_info[0]:
+                self.free_all_blocks()
+            if size > self.mem_info[0]:
+                raise MemoryError(f"{size} bytes")
+            self.pieces.append(piece := Piece(size))
+            piece.free.append(size)
+            parts = [(size, piece)]
+        part, piece = min(parts, key=lambda found: found[0])
+        piece.free.remove(part)
+        piece.num_taken += 1
+        if part > size:
+            piece.free.append(part - size)
+        return piece, size
+
+    def give_back(self, piece: Piece, size: int) -> None:
+        piece.num_taken -= 1
+        piece.free = [*piece.free, size] if piece.num_taken else [piece.num_bytes]
+
+    def free_all_blocks(self) -> None:
+        self.pieces = [piece for piece in self.pieces if piece.num_taken]
+
+
 class StandIn:
     """CuPy and libcuda of one device."""
 
-    def __init__(self, build_folder: Path, capability: str, driver: int) -> None:
+    def __init__(
+        self, build_folder: Path, capability: str, driver: int, total_bytes: int = TOTAL_BYTES
+    ) -> None:
+        self.pool = Pool(total_bytes)
         self._library = Library(build_folder)
         self._capability = capability
         self._driver = driver
@@ -77,6 +145,7 @@ class StandIn:
         self._captured: list[Callable[[], None]] | None = None
         self._arguments: list[bytes] = []
         self.overlaps: set[bool] = set()
+        self.has_failed = False
         self.num_launches = self.num_replays = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -106,12 +175,7 @@ class StandIn:
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
         )
-        device = SimpleNamespace(
-            id=0,
-            use=lambda: None,
-            compute_capability=self._capability,
-            mem_info=(TOTAL_BYTES, TOTAL_BYTES),
-        )
+        device = Device(self.pool, self._capability)
         cuda = SimpleNamespace(
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
@@ -128,12 +192,14 @@ class StandIn:
             empty=self._empty,
             asnumpy=self._asnumpy,
             RawModule=lambda path: self,
-            get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+            get_default_memory_pool=lambda: self.pool,
         )
 
     def _empty(self, num_bytes: int, dtype: Any) -> CupyArray:
         assert self._captured is None
+        place = self.pool.take(num_bytes)
         raw = np.full(num_bytes + 256, 0xFF, dtype)
+        weakref.finalize(raw, self.pool.give_back, *place)
         start = -raw.ctypes.data % 256
         return raw[start : start + num_bytes].view(CupyArray)
 
@@ -158,6 +224,8 @@ class StandIn:
 
     def synchronize(self) -> None:
         assert self._captured is None
+        if self.has_failed:
+            raise OSError("cudaErrorECCUncorrectable")
 
     def begin_capture(self) -> None:
         self._captured = []

@@ -16,6 +16,7 @@ import numpy as np
 from worker.backends import cuda_driver
 from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
 from worker.backends.transfers import Download, Downloads, Uploads
+from worker.errors import DeviceLost
 from worker.kernels.cubins import find, target_of
 from worker.kernels.instances import instances
 
@@ -83,7 +84,10 @@ class CupyGpu:
         return int(self._device.mem_info[0])
 
     def trim(self) -> None:
-        self._stream.synchronize()
+        try:
+            self._stream.synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceLost(f"device cuda has failed, a new process is needed: {error}") from error
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def _enter(self) -> None:

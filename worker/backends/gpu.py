@@ -63,7 +63,7 @@ class Gpu(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give back what is no longer used; waits for the device."""
+        """Give back what is no longer used; waits for the device. Raises DeviceLost."""
         ...
 
     def empty(self, num_bytes: int) -> Array:
