@@ -67,6 +67,20 @@ class Event:
         assert self.passed_at
 
 
+class CudaError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
+
+
+class Graph:
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self.launch = launch
+
+    def upload(self, stream: StandIn) -> None:
+        assert stream.ptr == STREAM
+
+
 class Device:
     id = 0
 
@@ -146,6 +160,7 @@ class StandIn:
         self._arguments: list[bytes] = []
         self.overlaps: set[bool] = set()
         self.has_failed = False
+        self.num_graphs, self.most_graphs = 0, -1
         self.num_launches = self.num_replays = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -166,7 +181,7 @@ class StandIn:
 
     def _cupy(self) -> Any:
         runtime = SimpleNamespace(
-            CUDARuntimeError=OSError,
+            CUDARuntimeError=CudaError,
             getDeviceCount=lambda: 1,
             deviceGetPCIBusId=lambda _: "0000:01:00.0",
             getDeviceProperties=lambda _: {"name": b"Stand-in", "uuid": bytes(16)},
@@ -225,7 +240,7 @@ class StandIn:
     def synchronize(self) -> None:
         assert self._captured is None
         if self.has_failed:
-            raise OSError("cudaErrorECCUncorrectable")
+            raise CudaError(214)
 
     def begin_capture(self) -> None:
         self._captured = []
@@ -233,13 +248,21 @@ class StandIn:
     def end_capture(self) -> Any:
         assert self._captured is not None
         launches, self._captured = self._captured, None
+        if self.num_graphs == self.most_graphs:
+            raise CudaError(2)
+        self.num_graphs += 1
 
         def launch(stream: StandIn) -> None:
             self.num_replays += 1
             for one in launches:
                 one()
 
-        return SimpleNamespace(launch=launch)
+        graph = Graph(launch)
+        weakref.finalize(graph, self._destroy)
+        return graph
+
+    def _destroy(self) -> None:
+        self.num_graphs -= 1
 
     # ── the driver ───────────────────────────────────────────────────────────────────────────
 

@@ -28,6 +28,9 @@ PLAIN_SHARED_BYTES = 48 * 1024
 GRAPHS_OVERLAP = 12_030
 """The driver from which on a graph may hold launches that overlap: CUDA 12.3."""
 
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation."""
+
 
 class GpuMissing(Exception):
     """CuPy, a driver or a device is not here; the message says which."""
@@ -181,12 +184,22 @@ class CupyGpu:
         try:
             launches()
         finally:
-            graph = self._stream.end_capture()
+            graph = self._end_capture()
 
         def replay() -> None:
             graph.launch(stream=self._stream)
 
         return replay
+
+    def _end_capture(self) -> Any:
+        try:
+            graph = self._stream.end_capture()
+            graph.upload(self._stream)  # its memory is taken now, and not by the first replay
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            raise MemoryError(f"a graph does not fit on {self.name}") from error
+        return graph
 
 
 def _key(cupy: Any, ordinal: int) -> str:

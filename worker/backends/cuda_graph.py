@@ -7,6 +7,7 @@ writes its key to a spare block. Anything else runs launch by launch, with the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from worker.backends.cuda_step import (
 from worker.backends.gpu import Gpu, Scratch, captured
 from worker.batch import Batch
 from worker.kernels.structs import SPLIT
+
+log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a graph."""
@@ -72,8 +75,8 @@ class DecodeGraphs:
         key = (bucket, at_once)
         if key in self._graphs:
             self._scratch.write_all(INPUTS, step.arrays())
-        else:
-            self._graphs[key] = self._capture(upload_step(self._scratch, step))
+        elif not self._add(key, step):
+            return None
         replay, outs = self._graphs[key]
         replay()
         return outs
@@ -86,6 +89,16 @@ class DecodeGraphs:
             and not len(batch.state_rows)
             and batch.block_tables.shape[1] <= self._width
         )
+
+    def _add(self, key: tuple[int, int], step: HostStep) -> bool:
+        """Make a graph; where the device is full let go of all: those in use come back."""
+        try:
+            self._graphs[key] = self._capture(upload_step(self._scratch, step))
+        except MemoryError as error:
+            log.warning("%s beside %d: all are made anew", error, len(self._graphs))
+            self._gpu.wait()  # one of them may be running
+            self._graphs.clear()
+        return key in self._graphs
 
     def _capture(self, step: CudaStep) -> tuple[Callable[[], None], Any]:
         taken: list[Any] = []

@@ -33,6 +33,8 @@ STRUCTS = "draws"
 NONE = np.zeros(0, EDIT)
 NOT_FINITE = -1
 i32 = np.int32
+Graph = tuple[Callable[[], None], Array | None]
+"""What replays it, and where ids and logprobs will be."""
 
 
 class LaunchInputs(NamedTuple):
@@ -73,7 +75,7 @@ class CudaSampler:
         self._host = Sampler(vocab_size)
         self._recipes: WeakKeyDictionary[Draw, CudaRecipe | None] = WeakKeyDictionary()
         self._static = Scratch(gpu)
-        self._graphs: dict[tuple[int, bool, int], tuple[Callable[[], None], Array | None]] = {}
+        self._graphs: dict[tuple[int, bool, int], Graph] = {}
         self._reserve()
 
     @property
@@ -166,21 +168,30 @@ class CudaSampler:
     def _run(self, logits: CudaLogits, inputs: LaunchInputs) -> Array | None:
         """Launch it all; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
         padded = inputs.padded(logits.bucket) if logits.bucket else None
-        if padded is None:
+        graph = self._graph(logits, padded) if padded else None
+        if graph is None:
             places = self._scratch.put_all(STRUCTS, inputs.structs())
             return self._launch(self._scratch, logits.values, inputs, places)
-        key = (logits.bucket, inputs.edits is not None, -1 if inputs.told is None else padded[3])
-        if key in self._graphs:
-            self._static.write_all(STRUCTS, padded.structs())
-        else:
-            self._graphs[key] = self._capture(logits.values, padded)
-        replay, told_at = self._graphs[key]
+        replay, told_at = graph
         replay()
         return told_at
 
-    def _capture(
-        self, values: Array, inputs: LaunchInputs
-    ) -> tuple[Callable[[], None], Array | None]:
+    def _graph(self, logits: CudaLogits, inputs: LaunchInputs) -> Graph | None:
+        """Return the graph of these inputs; None, and all others go, where the device is full."""
+        told = -1 if inputs.told is None else inputs.num_alternatives
+        key = (logits.bucket, inputs.edits is not None, told)
+        if key in self._graphs:
+            self._static.write_all(STRUCTS, inputs.structs())
+            return self._graphs[key]
+        try:
+            graph = self._graphs[key] = self._capture(logits.values, inputs)
+        except MemoryError:
+            self._gpu.wait()  # one of them may be running
+            self._graphs.clear()
+            return None
+        return graph
+
+    def _capture(self, values: Array, inputs: LaunchInputs) -> Graph:
         places = self._static.put_all(STRUCTS, inputs.structs())
         told: list[Array | None] = []
         replay = captured(

@@ -113,12 +113,18 @@ class Gpu(Protocol):
         ...
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
-        """Run nothing, remember the launches with their arguments, and return what repeats them."""
+        """Run nothing, remember the launches with their arguments, and return what repeats them.
+
+        Raises MemoryError.
+        """
         ...
 
 
 def captured(gpu: Gpu, scratch: Scratch, launches: Callable[[], None]) -> Callable[[], None]:
-    """Return what repeats `launches`, whose buffers are all in `scratch` already."""
+    """Return what repeats `launches`, whose buffers are all in `scratch` already.
+
+    Raises MemoryError.
+    """
     before = scratch.num_allocations
     replay = gpu.capture(launches)
     assert scratch.num_allocations == before, "a captured step has moved a buffer"
