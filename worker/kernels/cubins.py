@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
+import tempfile
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from worker.kernels.compile import NOT_FOR_ALL, OF_OTHERS, is_ours
 from worker.kernels.instances import instances, stems
 from worker.kernels.nvrtc import OPTIONS, SOURCES, TARGETS, compile_stem
+
+log = logging.getLogger(__name__)
 
 SHIPPED = SOURCES / "cubins"
 PTX_TARGET = "compute_90"
@@ -76,24 +82,49 @@ def build(root: Path) -> Path:
     return folder
 
 
-def find(stem: str, target: str, cache: Path) -> Code:
-    """Return the code of one file, shipped or cached; compile it into `cache` where there is none.
+def find(stem: str, target: str, kept: Path) -> Code:
+    """Return the code of one file, shipped or cached; compile it into `kept` where there is none,
+    for this process alone where `kept` is not for writing.
 
-    Raises CompileError when it has to be compiled and cannot, CubinError when it cannot be kept.
+    Raises CompileError when it has to be compiled and cannot, CubinError for a cache of others.
     """
-    for root in (SHIPPED, cache):
+    for root in (SHIPPED, kept):
         path = folder_of(root) / f"{stem}.{target}"
         names = path.with_name(f"{path.name}.json")
-        if root is cache:
-            path.parent.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
-            if not is_ours(path.parent.stat()):
-                raise CubinError(f"{path.parent}: {OF_OTHERS}; remove it")
-        if path.exists() and names.exists():
-            return Code(path, json.loads(names.read_text()))
+        with suppress(PermissionError):  # a home of somebody else
+            if root is kept:
+                _refuse_others(path.parent)
+            if path.exists() and names.exists():
+                return Code(path, json.loads(names.read_text()))
+    _tell(target)
     compiled = compile_stem(stem, target)
-    write_whole(names, json.dumps(compiled.names).encode())
-    write_whole(path, compiled.code)
+    try:
+        path.parent.mkdir(NOT_FOR_ALL, parents=True, exist_ok=True)
+        _refuse_others(path.parent)
+        write_whole(names, json.dumps(compiled.names).encode())
+        write_whole(path, compiled.code)
+    except OSError as error:
+        path = Path(_own_folder(f"{path.parent}: {error.strerror}").name, path.name)
+        path.write_bytes(compiled.code)
     return Code(path, compiled.names)
+
+
+def _refuse_others(folder: Path) -> None:
+    if folder.exists() and not is_ours(folder.stat()):
+        raise CubinError(f"{folder}: {OF_OTHERS}; remove it")
+
+
+@cache
+def _tell(target: str) -> None:
+    """Say once what the wait is for; no info, which scripts do not show to who waits."""
+    log.warning("compiling the CUDA kernels for %s, which takes about half a minute", target)
+
+
+@cache
+def _own_folder(why: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that ends with this process."""
+    log.warning("the CUDA kernels are compiled at every start: %s", why)
+    return tempfile.TemporaryDirectory(prefix="millrace-")
 
 
 def write_whole(path: Path, content: bytes) -> None:

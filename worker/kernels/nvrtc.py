@@ -7,7 +7,7 @@ built, by the tests, and at start when no shipped cubin fits the chip. Knows no 
 from __future__ import annotations
 
 import ctypes
-import site
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -88,7 +88,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _candidates() -> Iterable[Path | str]:
-    for folder in site.getsitepackages():
+    for folder in dict.fromkeys(sys.path):  # a user's own packages, too
         yield from sorted(Path(folder).glob("nvidia/**/libnvrtc.so.*"))
     yield from ("libnvrtc.so.13", "libnvrtc.so.12")
     yield from sorted(Path("/usr/local").glob("cuda*/lib64/libnvrtc.so.*"))

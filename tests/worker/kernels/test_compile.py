@@ -18,7 +18,7 @@ from tests.support.owners import give_away
 from worker.backends.choice import choose_backend
 from worker.backends.reference import ReferenceBackend
 from worker.kernels import compile as compiling
-from worker.kernels import cubins
+from worker.kernels import cubins, nvrtc
 from worker.kernels import library as libraries
 from worker.kernels.compile import CompileError, compile_library, find_compiler, library_name
 from worker.kernels.library import Level, compiled_library, load_library
@@ -121,6 +121,31 @@ def test_machine_code_that_others_may_have_put_there_is_not_loaded(
     give_away(code.path.parent, monkeypatch)
     with pytest.raises(cubins.CubinError, match="another user may write there"):
         cubins.find("linear", "sm_80", tmp_path / "cache")
+
+
+def test_machine_code_that_cannot_be_kept_is_compiled_for_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits is told what for, once."""
+    monkeypatch.setattr(cubins, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(cubins, "compile_stem", lambda stem, _: Compiled(stem.encode(), {}, ""))
+    cubins._tell.cache_clear()
+    home = tmp_path / "home"
+    home.write_text("no folder can be made here")
+    codes = [cubins.find(stem, "sm_80", home / "cubins") for stem in ("linear", "rope")]
+    assert [code.path.read_bytes() for code in codes] == [b"linear", b"rope"]
+    first, second = caplog.messages
+    assert "compiling the CUDA kernels for sm_80" in first and "at every start" in second
+
+
+def test_the_compiler_of_cuda_is_found_among_a_users_own_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert library in nvrtc._candidates()
 
 
 @pytest.mark.parametrize("damage", ["", "buil", "Built\n"])
