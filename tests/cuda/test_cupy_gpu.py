@@ -16,6 +16,7 @@ from tests.emulator.cupy_stand_in import StandIn
 from tests.support.model_folders import write_folder
 from tests.worker.plans import generate, sampling
 from worker import __main__ as main
+from worker.backends import cuda_device
 from worker.backends.cuda_device import CupyGpu
 from worker.backends.gpu import Gpu
 from worker.build import load_model
@@ -116,3 +117,15 @@ def test_a_device_without_room_for_graphs_draws_the_same(
     got = generate(loaded.runner(24), PROMPTS, 6, sampling=sampling(seed=11, temperature=0.9))
     assert got.token_ids == expected.token_ids
     assert (stand_in.num_replays > num_replays) == (most > 0)
+
+
+def test_code_that_a_driver_does_not_know_is_told_in_a_line(
+    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PTX of a newer compiler, on a chip that has no cubin."""
+    device, stand_in = made("120", 12_080)
+    stand_in.knows_code = False
+    monkeypatch.setattr(cuda_device, "CupyGpu", lambda: device)
+    folder = write_folder(tmp_path / "model", **SIZES)
+    with pytest.raises(ValueError, match="device cuda: Stand-in compute_90 .*PTX_VERSION.* 12080"):
+        load_model(folder, "cuda", "bfloat16")

@@ -73,6 +73,10 @@ class CudaError(RuntimeError):
         self.status = status
 
 
+class DriverError(RuntimeError):
+    pass
+
+
 class Graph:
     def __init__(self, launch: Callable[..., None]) -> None:
         self.launch = launch
@@ -159,7 +163,7 @@ class StandIn:
         self._captured: list[Callable[[], None]] | None = None
         self._arguments: list[bytes] = []
         self.overlaps: set[bool] = set()
-        self.has_failed = False
+        self.has_failed, self.knows_code = False, True
         self.num_graphs, self.most_graphs = 0, -1
         self.num_launches = self.num_replays = 0
 
@@ -194,6 +198,7 @@ class StandIn:
         cuda = SimpleNamespace(
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+            driver=SimpleNamespace(CUDADriverError=DriverError),
             Device=lambda _: device,
             Stream=lambda non_blocking: self,
             Event=Event,
@@ -230,6 +235,8 @@ class StandIn:
     # ── a module ─────────────────────────────────────────────────────────────────────────────
 
     def get_function(self, symbol: str) -> Function:
+        if not self.knows_code:
+            raise DriverError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
         self._functions.append(Function(symbol, len(self._functions) + 1))
         return self._functions[-1]
 

@@ -17,7 +17,7 @@ from worker.backends import cuda_driver
 from worker.backends.cuda_lease import NoDeviceFree, claim, lease_folder
 from worker.backends.transfers import Download, Downloads, Uploads
 from worker.errors import DeviceLost
-from worker.kernels.cubins import find, target_of
+from worker.kernels.cubins import CubinError, find, target_of
 from worker.kernels.instances import instances
 
 HALF_BYTES = 16 * 2**20
@@ -170,7 +170,13 @@ class CupyGpu:
             code = find(stem, self._target, self._cache)
             self._modules[stem] = (self._cupy.RawModule(path=str(code.path)), code.names)
         module, names = self._modules[stem]
-        self._kernels[symbol] = kernel = module.get_function(names[symbol])
+        try:
+            self._kernels[symbol] = kernel = module.get_function(names[symbol])
+        except self._cupy.cuda.driver.CUDADriverError as error:
+            raise CubinError(
+                f"{self.name} does not load {stem}: {error}; a driver older than the compiler does "
+                f"not know its code, this one is of CUDA {self.driver}"
+            ) from error
         return kernel
 
     def load_all(self) -> None:
