@@ -1,7 +1,7 @@
 """What CupyGpu asks of CuPy and of the driver, over the emulator: the code that drives a GPU runs.
 
 Refuses what a device would: copies and allocations while a graph is captured, more shared memory
-than a kernel was allowed, another stream. Says nothing of CuPy's own code.
+than a kernel was allowed, an empty grid, another stream. Says nothing of CuPy's own code.
 """
 
 from __future__ import annotations
@@ -277,6 +277,8 @@ class StandIn:
         told, kernel = config._obj, self._functions[function.value - 1]
         assert told.shared_bytes <= kernel.max_dynamic_shared_size_bytes, kernel.symbol
         assert told.stream == STREAM and len(parameters) == len(self._arguments)
+        assert min(told.grid) > 0 and max(told.grid[1:]) < 1 << 16, kernel.symbol
+        assert 0 < told.block[0] <= 1024, kernel.symbol
         if told.num_attributes:
             assert told.attributes[0].id == 6 and told.attributes[0].value[0] == 1
         sizes = (*told.grid, *told.block, told.shared_bytes)

@@ -96,7 +96,7 @@ class DecodeGraphs:
             self._graphs[key] = self._capture(upload_step(self._scratch, step))
         except MemoryError as error:
             log.warning("%s beside %d: all are made anew", error, len(self._graphs))
-            self._gpu.wait()  # one of them may be running
+            self._gpu.trim()  # one may be running; and what the pool keeps is of more use here
             self._graphs.clear()
         return key in self._graphs
 

@@ -186,7 +186,7 @@ class CudaSampler:
         try:
             graph = self._graphs[key] = self._capture(logits.values, inputs)
         except MemoryError:
-            self._gpu.wait()  # one of them may be running
+            self._gpu.trim()  # one may be running; and what the pool keeps is of more use here
             self._graphs.clear()
             return None
         return graph
