@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.cuda.case import Case, close, f32, i32, pack_linear, rounded
-from worker.backends.cuda_weights import STORAGE, from_storage, quantized, to_storage
+from worker.backends.cuda_linears import CudaLinears, Pending
+from worker.backends.cuda_weights import STORAGE, CudaLinear, from_storage, quantized, to_storage
+from worker.backends.gpu import Scratch
 from worker.kernels.checks import Floats
 from worker.kernels.structs import linear_prefill_shared_bytes
 
@@ -142,3 +144,22 @@ def test_storage_rounds_to_nearest_even() -> None:
         np.array([1, 1, 1 + 2**-6, -(2.0**-130), np.inf], np.float32),
     )
     assert STORAGE["f16"] is np.uint16
+
+
+def test_a_gate_may_have_as_many_rows_as_a_step() -> None:
+    """A grid has at most 65,535 blocks in its second and third direction; a step 2^20 tokens."""
+    grids: list[tuple[int, ...]] = []
+
+    class Remembering:
+        def empty(self, num_bytes: int) -> Any:
+            return np.empty(num_bytes, np.uint8)
+
+        def launch(self, symbol: str, grid: tuple[int, ...], *rest: Any) -> None:
+            if symbol.startswith("silu_mul"):
+                grids.append(grid)
+
+    gpu: Any = Remembering()
+    linear = CudaLinear(np.empty(0), None, None, 32, 40, 40, False)
+    pending = Pending(np.empty((1 << 20, 32), np.float32), linear)
+    CudaLinears(gpu, "f32").silu_mul(Scratch(gpu), pending)
+    assert [size for grid in grids for size in grid[1:]] == [1]

@@ -112,7 +112,7 @@ def test_shifted_keys_are_those_of_the_new_positions(case: Case) -> None:
 def test_silu_mul(case: Case, dtype: str) -> None:
     both, out = case.normal(3, 600), case.poisoned((3, 300), dtype)
     arguments = (out, case.put(to_storage(both, dtype)), i32(300))
-    case.gpu.launch(f"silu_mul_{dtype}", (2, 3), 256, arguments)
+    case.gpu.launch(f"silu_mul_{dtype}", (3, 2), 256, arguments)
     gate, up = np.split(rounded(both, dtype).astype(np.float64), 2, axis=1)
     close(case.get(out, dtype), gate / (1 + np.exp(-gate)) * up, dtype, scale=4)
 

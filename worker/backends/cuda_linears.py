@@ -75,7 +75,7 @@ class CudaLinears:
         both = self.run(scratch, gate_up, "gate_up", self._dtype, "plain")
         count, width = len(both), gate_up.linear.num_outputs // 2
         out = scratch.take("inner", (count, width), STORAGE[self._dtype])
-        grid = (-(-width // 256), count)
+        grid = (count, -(-width // 256))
         self._gpu.launch(f"silu_mul_{self._dtype}", grid, 256, (out, both, i32(width)))
         return out
 
