@@ -62,6 +62,18 @@ def test_draws_equal_the_plain_chain(case: Case) -> None:
         assert token == expected(logits[row], key, *settings), settings
 
 
+def test_cold_draws_of_tokens_side_by_side(case: Case) -> None:
+    """Times 1 / temperature, floats as large as logits lie further apart than keys that compete.
+
+    With these streams a product that is rounded before the noise comes to it draws others.
+    """
+    logits = (30 + np.arange(VOCAB) % 8 * 2.0**-19).astype(np.float32)
+    keys = [stream(i, 0, 5) for i in (15, 52, 79, 190, 233)]
+    draws = np.array([(key, 1e5, -np.inf, 1, 0, 0, 0) for key in keys], DRAW)
+    tokens = draw(case, logits[None], draws)
+    assert tokens.tolist() == [expected(logits, key, 1e-5, 0, 1, 0) for key in keys]
+
+
 def test_what_cannot_be_drawn_is_said(case: Case) -> None:
     logits = case.normal(3, 200)
     logits[0, 7], logits[1, 9], logits[2] = np.nan, np.inf, -np.inf

@@ -130,6 +130,12 @@ __device__ __forceinline__ uint64_t mass_of_all(const Chain& chain, const Tables
   return all;
 }
 
+// Rounded once: then keys rise as exact ones do, and of two passes over a row both find the same, however far floats lie
+// apart that are as large as a logit times 1 / temperature.
+__device__ __forceinline__ float near_key(float logit, const Draw& draw, uint64_t bits) {
+  return __fmaf_rn(logit, draw.inverse_temperature, near_noise(bits));
+}
+
 // ── the draw ────────────────────────────────────────────────────────────────────────────────────
 
 // logits: float [*, stride], of which vocab_size count; tokens: int [any]. A block a draw.
@@ -170,7 +176,7 @@ sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int 
   for (int token = threadIdx.x; token < vocab_size; token += THREADS) {
     if (!(row[token] >= chain.lowest) || place_of(row[token], 0x7fffffff) < last >> 32 << 32) continue;
     if (place_of(row[token], token) < last) continue;
-    const float key = row[token] * draw.inverse_temperature + near_noise(noise_bits(draw.stream, token));
+    const float key = near_key(row[token], draw, noise_bits(draw.stream, token));
     near = better(near, {double(key), token});
   }
   near = best_of_block(near, bests);
@@ -178,7 +184,7 @@ sample(int* tokens, const float* logits, const Draw* draws, int vocab_size, int 
   for (int token = threadIdx.x; token < vocab_size; token += THREADS) {
     if (!(row[token] >= chain.lowest) || place_of(row[token], token) < last) continue;
     const uint64_t bits = noise_bits(draw.stream, token);
-    if (double(row[token] * draw.inverse_temperature + near_noise(bits)) < near.value - 1e-2) continue;
+    if (double(near_key(row[token], draw, bits)) < near.value - 1e-2) continue;
     drawn = better(drawn, {double(row[token]) * double(draw.inverse_temperature) + exact_noise(bits), token});
   }
   drawn = best_of_block(drawn, bests);
