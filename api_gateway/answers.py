@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from api_gateway.parsers.calls import SPACE, CallDelta, Content
+from api_gateway.parsers.calls import SPACE, CallDelta
 from api_gateway.sessions import Choice
 from api_gateway.tools import ToolPlan, call_id
 from api_gateway.translate import Order
 from protos.common_pb2 import LENGTH
 
-Part = Content | dict[str, Any]
-"""Content, or one of OpenAI's tool call chunks."""
+Part = str | dict[str, Any]
+"""Content, which knows its place if calls may stand beside it, or one of OpenAI's call chunks."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class CallReader:
         self._is_forced = plan is not None and plan.is_forced
         self._request_id = request_id
         self._choice = choice
-        self._num_read = 0  # characters, without a parser
         self._blanks: list[str] = []  # they decide nothing: a long run is read once, at its end
         self.num_calls = 0
 
@@ -65,8 +64,7 @@ class CallReader:
     def read(self, text: str, is_end: bool) -> list[Part]:
         """Return the content and the calls that are certain now, in turn; at the end, all."""
         if self._parser is None:
-            self._num_read += len(text)
-            return [Content(text, self._num_read - len(text))] if text else []
+            return [text] if text else []
         self._blanks.append(text)
         if not is_end and not text.strip(SPACE):
             return []

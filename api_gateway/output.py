@@ -74,14 +74,14 @@ class Output:
             if isinstance(part, Content):
                 told += self._speak(part, part.at, part.at + len(part))
             else:
-                told += self._call(part)
+                told += self._speak(part) if isinstance(part, str) else self._call(part)
         return told
 
     def end(self, status: str) -> bytes:
         """Close what is open; an answer without blocks says nothing in one."""
         told = b""
         if self._index == 0 or self._logprobs and self._of is Of.SPEECH:
-            told += self._speak("", 0, math.inf)
+            told += self._speak("")
         return told + self._close(status)
 
     def cut(self) -> bytes:
@@ -93,7 +93,7 @@ class Output:
         """Of the block that comes next."""
         return len(self.blocks) + (self._open is not None)
 
-    def _speak(self, text: str, begin: int, end: float) -> bytes:
+    def _speak(self, text: str, begin: int = 0, end: float = math.inf) -> bytes:
         """Say `text` with the logprobs of the tokens that begin in it.
 
         Those before it are the calls'; without calls, of blank lines behind the thoughts.
