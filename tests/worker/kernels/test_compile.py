@@ -9,7 +9,9 @@ import shutil
 import stat
 import time
 import types
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,17 @@ def fake(tmp_path: Path) -> tuple[str, Path]:
     compiler.write_text(FAKE.format(calls=calls))
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     return str(compiler), calls
+
+
+@contextmanager
+def loading_anew(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Within, and behind it, the library is looked for as if nobody had."""
+    load_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            yield
+    finally:
+        load_library.cache_clear()
 
 
 def test_many_at_once_compile_once(fake: tuple[str, Path], tmp_path: Path) -> None:
@@ -237,14 +250,10 @@ def test_nothing_is_compiled_where_nothing_can_be_loaded(
     monkeypatch.setattr(libraries, "packaged_library", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", fake[0])
-    load_library.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert load_library() is None
-    finally:
-        load_library.cache_clear()
+    with loading_anew(caplog):
+        assert load_library() is None
+    kept, none = caplog.messages
     assert not fake[1].exists(), "the compiler was not called"
-    kept, none = (record.getMessage() for record in caplog.records)
     assert "every start" in kept and "noexec" in kept and str(tmp_path / "cache") in kept
     assert "NumPy computes" in none and "noexec" in none and "XDG_CACHE_HOME" in none
 
@@ -331,14 +340,10 @@ def test_a_preferred_compiler_that_is_not_there_is_not_replaced(
     assert find_compiler(" ") == find_compiler(), "empty names none"
     monkeypatch.setenv("CXX", "no-such-c++ -m64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    load_library.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert load_library() is None
-    finally:
-        load_library.cache_clear()
-    [told] = caplog.records
-    assert "NumPy computes: $CXX is 'no-such-c++ -m64'" in told.getMessage()
+    with loading_anew(caplog):
+        assert load_library() is None
+    [told] = caplog.messages
+    assert "NumPy computes: $CXX is 'no-such-c++ -m64'" in told
     assert not list(tmp_path.iterdir())
 
 
@@ -357,19 +362,15 @@ def test_without_any_library_numpy_computes_and_says_so(
 
     monkeypatch.setattr(libraries, "packaged_library", lambda: None)
     monkeypatch.setattr(libraries, "compiled_library", refuse)
-    load_library.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert isinstance(choose_backend("auto", "float32"), ReferenceBackend)
-            with pytest.raises(ValueError, match="int8 needs the compiled kernels"):
-                choose_backend("auto", "float32", "int8")
-            with pytest.raises(ValueError, match="kernel_level avx2 needs the compiled kernels"):
-                choose_backend("avx2", "float32")
-            assert isinstance(choose_backend("reference", "float32"), ReferenceBackend)
-        told = [record for record in caplog.records if "no compiled kernels" in record.message]
-        assert len(told) == 1 and "no compiler here" in told[0].message
-    finally:
-        load_library.cache_clear()
+    with loading_anew(caplog):
+        assert isinstance(choose_backend("auto", "float32"), ReferenceBackend)
+        with pytest.raises(ValueError, match="int8 needs the compiled kernels"):
+            choose_backend("auto", "float32", "int8")
+        with pytest.raises(ValueError, match="kernel_level avx2 needs the compiled kernels"):
+            choose_backend("avx2", "float32")
+        assert isinstance(choose_backend("reference", "float32"), ReferenceBackend)
+    [told] = (message for message in caplog.messages if "no compiled kernels" in message)
+    assert "no compiler here" in told
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
@@ -402,12 +403,8 @@ def test_a_packaged_library_of_another_system_is_left_for_a_compiled_one(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(libraries, "packaged_library", lambda: foreign)
     monkeypatch.setattr(libraries, "compiled_library", lambda compiler: there)
-    load_library.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert load_library() is there
-    finally:
-        load_library.cache_clear()
+    with loading_anew(caplog):
+        assert load_library() is there
     assert "packaged kernels do not load here" in caplog.text and str(foreign) in caplog.text
 
 
