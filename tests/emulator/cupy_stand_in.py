@@ -164,7 +164,7 @@ class StandIn:
         self._arguments: list[bytes] = []
         self.overlaps: set[bool] = set()
         self.has_failed, self.knows_code = False, True
-        self.num_graphs, self.most_graphs = 0, -1
+        self.num_graphs, self.most_graphs, self.num_refused = 0, -1, 0
         self.num_launches = self.num_replays = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -256,6 +256,7 @@ class StandIn:
         assert self._captured is not None
         launches, self._captured = self._captured, None
         if self.num_graphs == self.most_graphs:
+            self.num_refused += 1
             raise CudaError(2)
         self.num_graphs += 1
 

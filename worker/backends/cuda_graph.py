@@ -7,8 +7,8 @@ writes its key to a spare block. Anything else runs launch by launch, with the s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,9 @@ from worker.backends.cuda_step import (
     HostTiles,
     upload_step,
 )
-from worker.backends.gpu import Gpu, Scratch, captured
+from worker.backends.gpu import Gpu, Graphs, Scratch
 from worker.batch import Batch
 from worker.kernels.structs import SPLIT
-
-log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a graph."""
@@ -41,7 +39,6 @@ class DecodeGraphs:
         self, gpu: Gpu, forward: Forward, num_blocks: int, block_size: int, width: int
     ) -> None:
         """Block `num_blocks` is the spare one; `width` is the length of the longest block table."""
-        self._gpu = gpu
         self._forward = forward
         self._spare_cell = num_blocks * block_size
         self._block_size = block_size
@@ -50,7 +47,7 @@ class DecodeGraphs:
         self._largest = next(size for size in BUCKETS if size >= most_rows)
         self._max_parts = num_blocks * block_size // SPLIT + self._largest
         self._scratch = Scratch(gpu)
-        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Any]] = {}
+        self._graphs = Graphs[Any](gpu, self._scratch)
 
     @property
     def num_bytes(self) -> int:
@@ -75,11 +72,11 @@ class DecodeGraphs:
         key = (bucket, at_once)
         if key in self._graphs:
             self._scratch.write_all(INPUTS, step.arrays())
-        elif not self._add(key, step):
-            return None
-        replay, outs = self._graphs[key]
-        replay()
-        return outs
+        else:
+            on_device = upload_step(self._scratch, step)
+            if not self._graphs.make(key, partial(self._forward, self._scratch, on_device)):
+                return None
+        return self._graphs.replay(key)
 
     def _fits(self, batch: Batch, count: int) -> bool:
         return (
@@ -89,23 +86,6 @@ class DecodeGraphs:
             and not len(batch.state_rows)
             and batch.block_tables.shape[1] <= self._width
         )
-
-    def _add(self, key: tuple[int, int], step: HostStep) -> bool:
-        """Make a graph; where the device is full let go of all: those in use come back."""
-        try:
-            self._graphs[key] = self._capture(upload_step(self._scratch, step))
-        except MemoryError as error:
-            log.warning("%s beside %d: all are made anew", error, len(self._graphs))
-            self._gpu.trim()  # one may be running; and what the pool keeps is of more use here
-            self._graphs.clear()
-        return key in self._graphs
-
-    def _capture(self, step: CudaStep) -> tuple[Callable[[], None], Any]:
-        taken: list[Any] = []
-        replay = captured(
-            self._gpu, self._scratch, lambda: taken.append(self._forward(self._scratch, step))
-        )
-        return replay, taken[0]
 
     def _inputs(self, batch: Batch | None, bucket: int, at_once: int) -> HostStep:
         """Pad a batch to `bucket` rows.

@@ -6,7 +6,7 @@ tokens stay on the device, where the next step finds them, and are read when the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ from protos import worker as wire
 from worker.backends.cuda_graph import BUCKETS
 from worker.backends.cuda_logits import CudaLogits
 from worker.backends.cuda_recipes import CudaRecipe, Structs, draws_of, edits_of, recipe_of
-from worker.backends.gpu import Array, Gpu, Mark, Reading, Scratch, captured
+from worker.backends.gpu import Array, Gpu, Graphs, Mark, Reading, Scratch
 from worker.errors import NothingLeft, RowError
 from worker.kernels.checks import Floats
 from worker.kernels.structs import DRAW, EDIT, TOLD
@@ -33,8 +33,8 @@ STRUCTS = "draws"
 NONE = np.zeros(0, EDIT)
 NOT_FINITE = -1
 i32 = np.int32
-Graph = tuple[Callable[[], None], Array | None]
-"""What replays it, and where ids and logprobs will be."""
+Key = tuple[int, bool, int]
+"""Of a graph: rows, whether logits are edited, logprobs beside the drawn token's or -1."""
 
 
 class LaunchInputs(NamedTuple):
@@ -75,7 +75,7 @@ class CudaSampler:
         self._host = Sampler(vocab_size)
         self._recipes: WeakKeyDictionary[Draw, CudaRecipe | None] = WeakKeyDictionary()
         self._static = Scratch(gpu)
-        self._graphs: dict[tuple[int, bool, int], Graph] = {}
+        self._graphs = Graphs[Array | None](gpu, self._static)
         self._reserve()
 
     @property
@@ -168,38 +168,22 @@ class CudaSampler:
     def _run(self, logits: CudaLogits, inputs: LaunchInputs) -> Array | None:
         """Launch it all; return where ids and logprobs will be, int32 [2, any, 1 + k]."""
         padded = inputs.padded(logits.bucket) if logits.bucket else None
-        graph = self._graph(logits, padded) if padded else None
-        if graph is None:
-            places = self._scratch.put_all(STRUCTS, inputs.structs())
-            return self._launch(self._scratch, logits.values, inputs, places)
-        replay, told_at = graph
-        replay()
-        return told_at
+        key = None if padded is None else self._ready(logits, padded)
+        if key is not None:
+            return self._graphs.replay(key)
+        places = self._scratch.put_all(STRUCTS, inputs.structs())
+        return self._launch(self._scratch, logits.values, inputs, places)
 
-    def _graph(self, logits: CudaLogits, inputs: LaunchInputs) -> Graph | None:
-        """Return the graph of these inputs; None, and all others go, where the device is full."""
+    def _ready(self, logits: CudaLogits, inputs: LaunchInputs) -> Key | None:
+        """Put inputs where their graph reads them; return its key, None where there is no room."""
         told = -1 if inputs.told is None else inputs.num_alternatives
         key = (logits.bucket, inputs.edits is not None, told)
         if key in self._graphs:
             self._static.write_all(STRUCTS, inputs.structs())
-            return self._graphs[key]
-        try:
-            graph = self._graphs[key] = self._capture(logits.values, inputs)
-        except MemoryError:
-            self._gpu.trim()  # one may be running; and what the pool keeps is of more use here
-            self._graphs.clear()
-            return None
-        return graph
-
-    def _capture(self, values: Array, inputs: LaunchInputs) -> Graph:
+            return key
         places = self._static.put_all(STRUCTS, inputs.structs())
-        told: list[Array | None] = []
-        replay = captured(
-            self._gpu,
-            self._static,
-            lambda: told.append(self._launch(self._static, values, inputs, places)),
-        )
-        return replay, told[0]
+        launches = partial(self._launch, self._static, logits.values, inputs, places)
+        return key if self._graphs.make(key, launches) else None
 
     def _launch(
         self, scratch: Scratch, values: Array, inputs: LaunchInputs, places: list[Array]

@@ -6,14 +6,18 @@ uint16 arrays of their bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 Array = Any
 ALIGNMENT = 256
 """Bytes."""
+Out = TypeVar("Out")
 
 
 class Mark(Protocol):
@@ -120,17 +124,6 @@ class Gpu(Protocol):
         ...
 
 
-def captured(gpu: Gpu, scratch: Scratch, launches: Callable[[], None]) -> Callable[[], None]:
-    """Return what repeats `launches`, whose buffers are all in `scratch` already.
-
-    Raises MemoryError.
-    """
-    before = scratch.num_allocations
-    replay = gpu.capture(launches)
-    assert scratch.num_allocations == before, "a captured step has moved a buffer"
-    return replay
-
-
 class Scratch:
     """Named buffers, each as large as it ever was asked for, so that steps allocate nothing.
 
@@ -185,3 +178,44 @@ def _starts(values: Sequence[np.ndarray[Any, Any]]) -> list[int]:
     for array in values:
         starts.append(starts[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
     return starts
+
+
+class Graphs(Generic[Out]):
+    """Launches that were captured, by what they are for, with what they leave behind.
+
+    How many there will be depends on what is asked. Where the device has no room for one more, all
+    go, and those in use come back; where not even one has room, none is tried again.
+    """
+
+    def __init__(self, gpu: Gpu, scratch: Scratch) -> None:
+        """Their buffers are all in `scratch` before the first is made."""
+        self._gpu = gpu
+        self._scratch = scratch
+        self._made: dict[Hashable, tuple[Callable[[], None], Out]] = {}
+        self._has_room = True
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._made
+
+    def make(self, key: Hashable, launches: Callable[[], Out]) -> bool:
+        """Capture `launches`; return whether there was room."""
+        if not self._has_room:
+            return False
+        before, left = self._scratch.num_allocations, list[Out]()
+        try:
+            replay = self._gpu.capture(lambda: left.append(launches()))
+        except MemoryError as error:
+            log.warning("%s beside %d others", error, len(self._made))
+            self._has_room = bool(self._made)
+            self._gpu.trim()  # one may be running; and what the pool keeps is of more use here
+            self._made.clear()
+            return False
+        assert self._scratch.num_allocations == before, "a captured step has moved a buffer"
+        self._made[key] = (replay, left[0])
+        return True
+
+    def replay(self, key: Hashable) -> Out:
+        """Repeat the launches of one that was made; return what they leave."""
+        replay, left = self._made[key]
+        replay()
+        return left
