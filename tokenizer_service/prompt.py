@@ -1,6 +1,6 @@
 """A request's input → prompt token ids: template, guarded text, encoding in threads.
 
-Knows no engine, and of messages no more than that they are objects.
+Knows no engine; in what form templates take messages, `rendering.py` knows.
 """
 
 from __future__ import annotations
