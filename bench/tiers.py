@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -144,7 +145,10 @@ def is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True
-    except OSError:  # refused, or an HTTP error: not yet
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:  # refused: not yet
         return False
 
 

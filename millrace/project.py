@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +71,17 @@ def running(args: argparse.Namespace) -> RunState:
 def check_model_folder(folder: Path) -> None:
     """Raise CommandError unless `folder` looks like a model folder."""
     try:
-        if folder.is_file():
-            why = "a model is a folder, of safetensors and config.json as on the Hugging Face hub"
-            raise CommandError(f"{folder} is a file: {why}")
-        if not folder.is_dir():
-            raise CommandError(f"no model folder at {folder}")
-        if not (folder / "config.json").is_file():
-            if (folder / ADAPTER).is_file():
-                raise CommandError(f"{folder} {ADAPTER_ALONE}")
-            raise CommandError(f"{folder} is not a model folder: it has no config.json")
-    except OSError as error:  # before Python 3.12 a folder of others is no "no"
+        names = os.listdir(folder)
+    except (FileNotFoundError, ValueError) as error:  # ValueError: a NUL cannot be in a path
+        raise CommandError(f"no model folder at {folder}") from error
+    except NotADirectoryError as error:
+        why = "a model is a folder, of safetensors and config.json as on the Hugging Face hub"
+        raise CommandError(f"{folder} is a file: {why}") from error
+    except OSError as error:
         raise CommandError(f"{folder} cannot be read: {error.strerror}") from error
+    if "config.json" not in names:
+        why = "is not a model folder: it has no config.json"
+        raise CommandError(f"{folder} {ADAPTER_ALONE if ADAPTER in names else why}")
 
 
 def model_folder(model: str | Path, given_up: Event | None = None) -> Path:

@@ -155,7 +155,10 @@ def _named_in_full(homes: dict[str, SafetensorsFile]) -> dict[str, SafetensorsFi
 
 def _is_there(path: Path) -> bool:
     try:
-        return path.exists()
+        path.stat()  # exists() takes every error for a no from Python 3.14 on
+        return True
+    except FileNotFoundError:
+        return False
     except OSError as error:  # a name that is too long, a folder of others
         why = f"{path.name[:100]}: cannot be read: {error.strerror}"
         raise ModelFolderError(f"{path.parent}: {why}") from error

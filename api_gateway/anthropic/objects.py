@@ -11,6 +11,7 @@ import orjson
 
 from common.errors import ServiceError
 from protos.common_pb2 import LENGTH, Finish
+from protos.json_fields import MAX_DEPTH, depth
 
 Shown = dict[str, Any]
 TOO_LONG = re.compile(r"context length is (\d+) tokens.* but the prompt has (\d+)")
@@ -31,6 +32,7 @@ ERRORS = {
 UNTHREADED = {"error_code": "thread_unsupported_request"}
 """The tool runners of Anthropic's SDKs ask for a conversation that the server keeps, and by this
 word go on without: each request then has the whole of it."""
+_ANY_NUMBER = msgspec.json.Decoder(float_hook=str)
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -85,12 +87,14 @@ class Blocks:
 def arguments(text: str) -> msgspec.Raw | Shown:
     """Return the arguments of a call as they were written: a number may be beyond all that is read.
 
-    Those of one that was cut are no JSON, and none are shown.
+    Those of one that was cut are no JSON, and those that are nested too deep could not come back
+    in a history: none are shown.
     """
     try:
-        return msgspec.json.decode(text, type=msgspec.Raw)
+        value = _ANY_NUMBER.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return {}
+    return {} if depth(value, MAX_DEPTH) > MAX_DEPTH else msgspec.Raw(text.encode())
 
 
 def message(request_id: str, model: str, content: Sequence[Shown], usage: Shown) -> Shown:

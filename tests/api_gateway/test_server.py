@@ -58,7 +58,7 @@ async def test_who_came_before_the_door_closed_is_answered(
 
 async def closed(address: tuple[str, int]) -> None:
     """Return when nobody listens there."""
-    with suppress(ConnectionRefusedError):
+    with suppress(ConnectionRefusedError, ConnectionResetError):  # queued while it closed
         while True:
             _, writer = await asyncio.open_connection(*address)
             writer.close()

@@ -117,7 +117,8 @@ class Story:
             with urlopen(request, timeout=10) as reply:
                 return int(reply.status)
         except HTTPError as error:
-            return error.code
+            with error:
+                return error.code
 
     def the_corpus_is_answered(self) -> None:
         self._answers = corpus(self._server)

@@ -205,11 +205,13 @@ def test_down_cleans_up_when_runner_and_guard_are_both_killed(make_stack: MakeSt
     stack = make_stack()
     process = stack.up()
     stack.until(process, "ready at")
-    guard = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", f"watch {stack.state().run}"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    os.kill(int(guard), signal.SIGKILL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (guard,) = (
+        int(child)
+        for child in children
+        if f"watch\0{stack.state().run}".encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    os.kill(guard, signal.SIGKILL)
     process.kill()
     process.communicate()
     eventually(lambda: len(stack.left()) == 1)
