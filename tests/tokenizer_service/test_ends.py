@@ -15,6 +15,7 @@ from protos.tokenizer_pb2 import ChatInput, TextOptions
 from tests.support.fake_engine import FakeLink, column, finish, ready_state
 from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build, request
+from tokenizer_service.text_model import ENCODE_THREADS
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,14 @@ async def test_without_a_tokenizer_ids_pass_and_text_is_refused(
 async def test_an_abort_while_encoding_never_reaches_the_engine(build: Build) -> None:
     stage = build()
     gate = threading.Event()
-    blocked = stage.model._executor.submit(gate.wait)
+    blocked = [stage.model._executor.submit(gate.wait) for _ in range(ENCODE_THREADS)]
     task = stage.pipeline.submit(stage.session, request(0))
     await asyncio.sleep(0)
     stage.pipeline.abort(stage.session, 0)
     assert stage.gateway.finishes[0].reason == FinishReason.ABORTED
     gate.set()
     await task
-    await asyncio.wrap_future(blocked)
+    await asyncio.gather(*map(asyncio.wrap_future, blocked))
     assert not stage.link.adds and len(stage.gateway.finishes) == 1
 
 
