@@ -19,8 +19,10 @@ DEFAULT_THETA = 10000.0
 KNOWN = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
     "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
-    "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor",
+    "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "attn_factor", "finetuned",
 }  # fmt: skip
+"""`finetuned` (Yarn-Llama-2, Yarn-Mistral) is of a rope that changes with the length: yarn's does
+not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,20 @@ def _yarn(scaling: Fields, plain: tuple[float, ...], theta: float, config: Field
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
+    """`attn_factor` is a weight of the paper's factor, as in its authors' code and in vLLM.
+
+    DeepSeek-R1-0528-Qwen3-8B has one that makes 1 of it; transformers does not know the name.
+    """
+    weight = scaling.number("attn_factor", 1.0)
     if scaling.get("attention_factor") is not None:
+        if scaling.get("attn_factor") is not None:
+            raise scaling.error("attn_factor", weight, "absent beside attention_factor")
         return scaling.number("attention_factor")
     # A zero says nothing here, as in the source.
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         own, all_dim = scaling.number("mscale"), scaling.number("mscale_all_dim")
-        return _mscale(factor, own) / _mscale(factor, all_dim)
-    return _mscale(factor, 1.0)
+        return weight * _mscale(factor, own) / _mscale(factor, all_dim)
+    return weight * _mscale(factor, 1.0)
 
 
 def _mscale(factor: float, weight: float) -> float:

@@ -254,6 +254,23 @@ def test_a_ramp_of_yarn_may_end_behind_the_last_pair(tmp_path: Path) -> None:
     assert plain[-1] / 4 < scaled[-1] < plain[-1], "the source ends it at the width of a head"
 
 
+def test_a_weight_of_the_attention_factor(tmp_path: Path) -> None:
+    """As published: DeepSeek-R1-0528-Qwen3-8B takes the factor of yarn back."""
+    deepseek = YARN | {"attn_factor": 0.8782488562869419}
+    plain, taken_back = (read(tmp_path, rope_scaling=one).rope for one in (YARN, deepseek))
+    assert plain.attention_factor == pytest.approx(1.1386, abs=1e-4)
+    assert taken_back.attention_factor == pytest.approx(1.0, abs=1e-12)
+    assert taken_back.inverse_frequencies == plain.inverse_frequencies
+    with pytest.raises(ModelFolderError, match="attn_factor is .* absent beside attention_factor"):
+        read(tmp_path, rope_scaling=deepseek | {"attention_factor": 1.0})
+
+
+def test_a_yarn_that_was_trained_on(tmp_path: Path) -> None:
+    """As published: Yarn-Llama-2-7b-64k, Yarn-Mistral-7b-128k."""
+    plain = read(tmp_path, rope_scaling=YARN)
+    assert read(tmp_path, rope_scaling=YARN | {"finetuned": True}) == plain
+
+
 def test_linear_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None:
     linear = {"type": "linear", "factor": 4.0}
     trained = read(tmp_path).max_position_embeddings
