@@ -98,7 +98,7 @@ def read_config(folder: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=max(fields.size("max_position_embeddings"), rope.max_positions),
+        max_position_embeddings=_max_positions(fields, rope),
         rms_norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         windows=_windows(fields, architecture),
@@ -131,6 +131,15 @@ def _head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: in
     if head_dim % 2 or head_dim > MAX_HEAD_SIZE:
         raise fields.error("head_dim", head_dim, f"an even number, at most {MAX_HEAD_SIZE}")
     return head_dim
+
+
+def _max_positions(fields: Fields, rope: Rope) -> int:
+    """Attention by two chunks, as of Qwen2.5-1M, is plain as far as the model was trained."""
+    longest = max(fields.size("max_position_embeddings"), rope.max_positions)
+    chunks = fields.inside("dual_chunk_attention_config")
+    if chunks is None:
+        return longest
+    return min(longest, chunks.size("original_max_position_embeddings"))
 
 
 def _dtype(fields: Fields) -> str:

@@ -285,6 +285,18 @@ def test_yarn_reaches_further_than_the_model_was_trained(tmp_path: Path) -> None
     assert read(tmp_path, rope_scaling=yarn | {"factor": 0.5}).max_position_embeddings == 256
 
 
+def test_attention_by_two_chunks_is_served_as_far_as_it_is_plain(tmp_path: Path) -> None:
+    """As published: Qwen2.5-7B-Instruct-1M reaches 1,010,000 that way, and 262,144 without."""
+    trained = read(tmp_path).max_position_embeddings
+    chunks = {"chunk_size": trained // 4, "local_size": 8}
+    told = chunks | {"original_max_position_embeddings": trained // 4}
+    shorter = read(tmp_path, dual_chunk_attention_config=told)
+    assert shorter.max_position_embeddings == trained // 4
+    assert read(tmp_path, dual_chunk_attention_config=None).max_position_embeddings == trained
+    with pytest.raises(ModelFolderError, match="chunk_attention_config.original_max.* missing"):
+        read(tmp_path, dual_chunk_attention_config=chunks)
+
+
 def test_no_file_and_no_json(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="config.json: cannot be read"):
         read_config(tmp_path)
