@@ -242,12 +242,12 @@ async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
-    except* Exception as group_error:
+    except ExceptionGroup as group_error:
         raise _first(group_error) from None
     return [task.result() for task in tasks]
 
 
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+def _first(group: ExceptionGroup[Exception]) -> Exception:
     """Return the first exception itself."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first(error) if isinstance(error, ExceptionGroup) else error
