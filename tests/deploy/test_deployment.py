@@ -210,6 +210,11 @@ def test_the_balancer_answers_and_stops_as_the_gateways_do() -> None:
     assert FINISH_WITHIN_S + 1 <= patience_s < duration_s(balancer["stop_grace_period"])
 
 
+def test_the_balancer_passes_on_that_a_client_has_left() -> None:
+    lines = (ROOT / "deploy" / "haproxy.cfg").read_text().splitlines()
+    assert "    option abortonclose" in lines
+
+
 def test_what_the_balancer_answers_itself_has_the_apis_shape() -> None:
     text = (ROOT / "deploy" / "haproxy.cfg").read_text()
     written = r"http-error status (\d+) content-type application/json string '(.*?)'"
