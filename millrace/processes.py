@@ -29,10 +29,10 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 def _stat(pid: int) -> list[str]:
     """Return what /proc says of a process behind its name, its state first; dead where it says
-    nothing."""
+    nothing, or not to us (hidepid): such a process is another user's, by a pid that was ours."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ["X"]
 
 

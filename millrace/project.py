@@ -62,8 +62,10 @@ def stop_command(args: argparse.Namespace) -> str:
 
 def running(args: argparse.Namespace) -> RunState:
     """Return the state of the running stack; raise CommandError when none runs."""
-    state = project(args).state.running()
+    folder = project(args).state
+    state = folder.running()
     if state is None:
+        folder.check_in_sight()
         raise CommandError("nothing is running here; start it with: millrace up")
     return state
 

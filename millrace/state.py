@@ -98,6 +98,31 @@ class StateFolder:
         state = self.read()
         return state if state is not None and is_alive(state.runner) else None
 
+    def check_in_sight(self) -> None:
+        """Raise CommandError when a runner that cannot be seen from here has the lock.
+
+        Its pid means nothing here, and to kill its replicas would have it start others.
+        """
+        run = self.read()
+        if run is not None and not is_alive(run.runner) and self._is_locked():
+            raise CommandError(
+                f"{run.url} (pid {run.runner.pid}) is run where it cannot be seen from here, as on "
+                "another machine or in a container: stop it there"
+            )
+
+    def _is_locked(self) -> bool:
+        try:
+            descriptor = os.open(self.folder / "lock", os.O_RDONLY)
+        except OSError:  # none, or another user's
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def forget(self) -> None:
         """Note that nothing runs."""
         self._file.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if run is None:
         print("millrace: nothing is running")
         return 0
+    state.check_in_sight()
     lived = is_alive(run.runner)
     try:
         stop(run)

@@ -123,6 +123,7 @@ def _run(
     """Hold the lock and run; `detach` is called once ready, when in the background."""
     lock = which.state.lock()
     if lock is None:
+        which.state.check_in_sight()
         raise CommandError(_already(which.state, stop_command(args)))
     clean_up(which.state)
     plan = make_plan(args, which.file, variables)

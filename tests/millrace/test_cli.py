@@ -28,11 +28,11 @@ from millrace.cli import COMMANDS, main
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.placement import Replica
-from millrace.processes import free_port, identify
+from millrace.processes import ProcessId, free_port, identify
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess, from_the_root
 from millrace.runner import Plan
-from millrace.state import RunState
+from millrace.state import RunState, StateFolder
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,6 +329,23 @@ def test_status_tells_the_reasons_alone(
     monkeypatch.setattr("millrace.commands.status.running", lambda _: state)
     assert main(["status", "--state", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith(f"http://here  demo  not ready: {said}  up ")
+
+
+@pytest.mark.parametrize("name", ["up", "down", "status", "chat"])
+def test_a_runner_out_of_sight_is_told_and_let_be(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its pid is of a container, or of another machine that shares the folder."""
+    state = StateFolder(tmp_path)
+    lock = state.lock()
+    assert lock is not None
+    state.write(RunState("run", ProcessId(1, 1), "http://there", "demo", ready=True, replicas=[]))
+    try:
+        assert main([name, "--state", str(tmp_path)]) == 1
+    finally:
+        os.close(lock)
+    assert "http://there (pid 1) is run where it cannot be seen" in capsys.readouterr().err
+    assert state.read() is not None
 
 
 @pytest.mark.parametrize("name", ["up", "down", "logs", "status", "chat"])

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,16 @@ def test_a_pid_with_another_start_time_is_another_process() -> None:
     stranger = ProcessId(me.pid, me.started - 1)
     assert not is_alive(stranger)
     assert not send(stranger, signal.SIGKILL), "and is never signalled"
+
+
+def test_a_process_of_which_nothing_is_told_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under hidepid=1 what an old run left behind names a stranger's pid."""
+
+    def deny(path: Path) -> str:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "read_text", deny)
+    assert identify(os.getpid()) is None
 
 
 def test_an_ended_process_is_none_even_unreaped() -> None:
