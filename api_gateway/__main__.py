@@ -68,7 +68,7 @@ class Gateway:
         self._ticking: asyncio.Task[None] | None = None
         pipeline = Pipeline(self.clients, self.watch, self.metrics)
         calls = TextCalls(self.clients)
-        secret = settings.cache_secret.encode()
+        secret = settings.cache_secret.encode(errors="surrogateescape")  # any bytes make a key
         limits = (settings.max_body_bytes, settings.lenient, secret)
         door = Door(self.clients, self.admission, *limits)
         self.endpoints = Endpoints(

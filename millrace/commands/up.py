@@ -172,6 +172,9 @@ def unknown_names(environment: Iterable[str]) -> list[str]:
 def _refuse(variables: dict[str, str]) -> None:
     if identify(os.getpid()) is None:
         raise CommandError(NO_PROC)
+    for name in ("MODEL", "SERVED_MODEL_NAME"):
+        if not is_text(variables.get(name, "")):  # neither JSON nor the tokenizers' library take it
+            raise CommandError(f"{name} is {variables[name]!a}, which is no UTF-8: rename it")
     host = variables.get("LISTEN_HOST")
     if host and not is_ipv4(host):
         raise CommandError(f"--host {host} is no IPv4 address, such as 127.0.0.1 or 0.0.0.0")
@@ -181,6 +184,15 @@ def _refuse(variables: dict[str, str]) -> None:
         raise CommandError("--tensor-parallel-size above 1 does not exist yet; leave it out")
     if variables.get("DEVICE", "cpu") == "cuda" and importlib.util.find_spec("cupy") is None:
         raise CommandError("--device cuda needs CuPy: pip install 'millrace[gpu]' (or gpu-cuda13)")
+
+
+def is_text(given: str) -> bool:
+    """Tell whether what the system gave as bytes is UTF-8."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -> Plan:

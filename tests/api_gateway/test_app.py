@@ -184,7 +184,7 @@ async def test_a_cache_salt_narrows_and_never_leaves_the_tenant(
         async with in_process(gateway) as other:
             await other.post("/v1/completions", json=completion(cache_salt="a"))
     async with (
-        running(fake.address, cache_secret="s") as gateway,
+        running(fake.address, cache_secret="s\udcff") as gateway,  # as bytes that are no UTF-8 come
         in_process(gateway) as secretive,
     ):
         await secretive.post("/v1/completions", json=completion(cache_salt="a"))

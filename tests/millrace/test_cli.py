@@ -230,6 +230,8 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
         ),
         (["--file", "{tmp}/no.yml"], "{tmp}/no.yml: [Errno 2]"),
         (["--model", "{tmp}/model", "--host", "9.9.9.9"], "--host 9.9.9.9 is no address of"),
+        (["--served-model-name", "a\udcff"], "SERVED_MODEL_NAME is 'a\\udcff', which is no UTF-8"),
+        (["--model", "{tmp}/m\udcff"], "MODEL is '{tmp}/m\\udcff', which is no UTF-8: rename it"),
         (["--host", "::1"], "--host ::1 is no IPv4 address, such as 127.0.0.1 or 0.0.0.0"),
         (["--host", "nonsense"], "--host nonsense is no IPv4 address"),
         (["--model", "{tmp}/loop"], "{tmp}/loop cannot be read: Too many levels of symbolic links"),
@@ -241,8 +243,9 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
 def test_up_refuses_in_one_line(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").touch()
+    for name in ("model", "m\udcff"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").touch()
     (tmp_path / "loop").symlink_to("loop")
