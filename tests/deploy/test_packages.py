@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_clean_leaves_nothing_that_git_ignores() -> None:
     ).stdout  # fmt: skip
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
     assert ignored - set(clean.split()) == {"__pycache__", ".venv*"}, "all but those of any place"
+
+
+def test_no_msgspec_is_allowed_that_ends_the_gateway() -> None:
+    """Before 0.22 it refuses `Literal[False]` of the API's structs, wherever they are used."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = (d.partition(">=")[2] for d in project["dependencies"] if d.startswith("msgspec"))
+    assert tuple(map(int, oldest.split("."))) >= (0, 22)
 
 
 COMPILER = """
