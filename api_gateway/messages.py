@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,8 +51,9 @@ def check_message(message: Message, param: str) -> None:
         setattr(message, name, None)
     if isinstance(message.content, list):
         check_count(message.content, limits.MAX_CONTENT_PARTS, f"{param}.content")
+        passed_over = CACHE_MARKS + (ECHOES if message.role == "assistant" else ())
         texts = [
-            part_text(part, f"{param}.content[{index}]")
+            part_text(part, f"{param}.content[{index}]", passed_over)
             for index, part in enumerate(message.content)
         ]
         message.content = "\n".join(texts)
@@ -86,6 +87,8 @@ TEXTS = ("text", "refusal")
 """Kinds of parts, each with its text in a field of that name; a refusal is an assistant's."""
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 """What Anthropic's and OpenAI's clients mark a part with: prefixes are cached without it."""
+ECHOES = ("role", "reasoning_content", "reasoning", "annotations", "tool_calls")
+"""Fields of our answer that OpenAI's agents for Node repeat in its text part when it comes back."""
 
 
 def drop_beside_texts(messages: Any) -> None:
@@ -98,7 +101,7 @@ def drop_beside_texts(messages: Any) -> None:
                     del part[name]
 
 
-def part_text(part: dict[str, Any], param: str) -> str:
+def part_text(part: dict[str, Any], param: str, passed_over: Sequence[str]) -> str:
     """Return the text of a content part; anything but text is refused by its name."""
     kind = part.get("type")
     if not isinstance(kind, str):
@@ -109,7 +112,7 @@ def part_text(part: dict[str, Any], param: str) -> str:
             f"{param}.{kind[:40]}",
             "unsupported_content",
         )
-    for name in part.keys() - {"type", kind, *CACHE_MARKS}:
+    for name in part.keys() - {"type", kind, *passed_over}:
         if part[name] is not None:
             raise refuse(f"unknown field {name[:40]!r}", f"{param}.{name[:40]}", "unknown_field")
     if not isinstance(part.get(kind), str):

@@ -445,6 +445,27 @@ async def test_fields_that_ask_for_nothing_are_accepted(
     assert reply.status_code == 200, reply.text
 
 
+async def test_an_answer_may_be_repeated_in_its_own_part(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """As OpenAI's agents for Node send back what they have got; nobody else may say it there."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "refusal": None, "reasoning_content": "t", "reasoning": "t"}
+    part = {**answer, "annotations": [], "tool_calls": [call], "type": "text", "text": "a"}
+    said = {"role": "assistant", "content": [part], "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "r"}
+    body = chat(messages=[{"role": "user", "content": "q"}, said, result], tools=[tool("f")])
+    reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 200, reply.text
+    (seen,) = fake.streams[-1].requests_seen.values()
+    _, shown, _ = json.loads(seen.chat.messages_json)
+    assert (shown["content"], len(shown["tool_calls"])) == ("a", 1)
+    for role, field in (("user", "reasoning"), ("assistant", "content"), ("assistant", "mine")):
+        wrong = messages({"role": role, "content": [TEXT_PART | {field: "x"}]})
+        error = (await client.post(CHAT, json=wrong)).json()["error"]
+        assert error["param"] == f"messages[0].content[0].{field}", error
+
+
 @pytest.mark.parametrize(
     ("path", "name", "ours"),
     [
