@@ -70,6 +70,13 @@ class ResponseNamedTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+Included = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "web_search_call.action.sources"
+]
+"""Of thoughts there is nothing but their text, and no search is ever made: AI SDK asks for the
+sources of searches wherever it offers `web_search`."""
+
+
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
@@ -89,9 +96,7 @@ class ResponseRequest(Routing, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     seed: int | None = None
     top_logprobs: int | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: list[Included] | None = None
     text: TextOptions | None = None
     tools: list[ResponseTool | Namespace | WebSearch | WebSearchPreview] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None

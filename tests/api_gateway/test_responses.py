@@ -371,6 +371,7 @@ async def test_functions_of_a_namespace(client: httpx.AsyncClient, fake: FakeTok
     output = [{"type": "input_text", "text": "3"}, {"type": "input_image", "image_url": "data:"}]
     history.append({"type": "function_call_output", "call_id": "c", "output": output})
     body = ask(input=history, tools=[hosted, TOOL, calc], tool_choice="auto", request_id="same")
+    body["include"] = ["web_search_call.action.sources"]
     events = await both(client, body)
     told = events[-1]["response"]
     weather, added = told["output"]
