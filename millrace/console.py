@@ -11,6 +11,7 @@ from queue import Full, Queue
 from threading import Thread
 from typing import BinaryIO
 
+from common.settings import inherited
 from millrace.errors import CommandError
 
 MAX_LOG_BYTES = 64 * 2**20
@@ -25,8 +26,18 @@ LAST_LOOK_S = 1.0
 
 
 def is_terminal() -> bool:
-    """Tell whether standard output is a terminal that shows colours."""
+    """Tell whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def has_colours() -> bool:
+    """Tell whether standard output shows colours, and is to (NO_COLOR, no-color.org)."""
+    return is_terminal() and not is_dumb() and not inherited({}).get("NO_COLOR")
+
+
+def is_dumb() -> bool:
+    """Tell whether the terminal, if there is one, shows escape sequences as they are."""
+    return inherited({}).get("TERM") == "dumb"
 
 
 def coloured(line: str) -> str:
@@ -122,7 +133,7 @@ class Console:
         """Of a line that the disk took a part of."""
         self._width = max(map(len, [RUNNER, *names]))
         self._echo = Echo() if echo else None
-        self._colours = is_terminal()
+        self._colours = has_colours()
 
     def write(self, name: str, text: str) -> None:
         """Write one line of replica `name`.

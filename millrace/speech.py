@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.console import is_terminal
+from millrace.console import has_colours, is_terminal
 from millrace.errors import CommandError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -25,7 +25,7 @@ class Speech:
     def __init__(self) -> None:
         self.said = ""
         self._is_shown = is_terminal()
-        self._begin, self._end = (DIM, f"{PLAIN}\n\n") if self._is_shown else (MARK, "\n\n")
+        self._begin, self._end = (DIM, f"{PLAIN}\n\n") if has_colours() else (MARK, "\n\n")
         self._is_thinking = False
 
     def add(self, thoughts: str, text: str) -> None:

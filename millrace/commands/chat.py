@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from millrace.arguments import amount
+from millrace.console import is_dumb
 from millrace.errors import CommandError
 from millrace.http import Server
 from millrace.project import add_server_arguments, server
@@ -71,10 +72,13 @@ def run(args: argparse.Namespace) -> int:
 def edit_lines() -> None:
     """Have arrow keys move in what is typed, and among what was; else they are sent to the model.
 
-    `input` does so where this module was imported; not every Python has it.
+    `input` does so where this module was imported; not every Python has it. Lines that are pasted
+    are one question, which Python turns off; where libedit stands in, each stays one.
     """
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")
+        readline = importlib.import_module("readline")
+        if "GNU" in (readline.__doc__ or "") and not is_dumb():
+            readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 def _options(args: argparse.Namespace, there: Server) -> dict[str, Any]:

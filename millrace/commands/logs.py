@@ -13,7 +13,7 @@ from millrace.console import (
     MAX_LOG_BYTES,
     RUNNER,
     coloured,
-    is_terminal,
+    has_colours,
     last_lines,
     tail,
 )
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not state.log.exists():
         raise CommandError("there are no logs here; start it with: millrace up")
     _check_names(state, args.services)
-    show = coloured if is_terminal() else str
+    show = coloured if has_colours() else str
     for line in _lines(state, args):
         print(show(line), flush=True)
     return 0

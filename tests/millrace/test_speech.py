@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import pty
@@ -15,21 +16,22 @@ import pytest
 
 from millrace import speech
 from millrace.commands import chat
+from millrace.console import has_colours
 from millrace.errors import CommandError
 from millrace.speech import Speech, typed
 
 
 @pytest.mark.parametrize(
-    ("has_colours", "wanted"),
+    ("is_coloured", "wanted"),
     [(True, "\x1b[2mHm, so\x1b[0m\n\nYes. No."), (False, "[thinks] Hm, so\n\nYes. No.")],
 )
 def test_thoughts_are_told_from_the_answer(
-    has_colours: bool,
+    is_coloured: bool,
     wanted: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(speech, "is_terminal", lambda: has_colours)
+    monkeypatch.setattr(speech, "has_colours", lambda: is_coloured)
     heard = Speech()
     for step in (("Hm,", ""), ("", ""), (" so", "Yes."), ("", " No.")):
         heard.add(*step)
@@ -43,11 +45,12 @@ def test_a_terminal_obeys_no_word_of_a_model(
     """A pipe, and the conversation, get what was said."""
     words, shown = "a\x1b]0;title\x07\tb\r\n\x9b2Jc\x7f é\u2028", "a]0;title\tb\n2Jc é\u2028"
     thought = "\x1b[8mhidden"
-    for has_colours, wanted in (
+    for is_shown, wanted in (
         (True, [shown, "\x1b[2m[8mhidden"]),
         (False, [words, f"[thinks] {thought}"]),
     ):
-        monkeypatch.setattr(speech, "is_terminal", lambda has=has_colours: has)
+        for name in ("is_terminal", "has_colours"):
+            monkeypatch.setattr(speech, name, lambda has=is_shown: has)
         heard = Speech()
         heard.add("", words)
         assert (capsys.readouterr().out, heard.said) == (wanted[0], words)
@@ -107,6 +110,12 @@ class Stranger(Thinker):
     def events(self, path: str, body: dict[str, Any]) -> Any:
         yield from self._events
         raise CommandError("gone\x1b[2J")
+
+
+def has_gnu_readline() -> bool:
+    if find_spec("readline") is None:
+        return False
+    return "GNU" in (importlib.import_module("readline").__doc__ or "")
 
 
 class Terminal(io.StringIO):
@@ -169,20 +178,52 @@ def test_bytes_that_are_no_text_are_one_line() -> None:
     assert typed(lambda: "é") == "é"
 
 
-@pytest.mark.skipif(find_spec("readline") is None, reason="this Python has no readline")
-def test_arrow_keys_edit_the_question() -> None:
-    """The model got them as characters."""
+def asked(keys: bytes, terminal: str) -> str:
+    """Return what a terminal of this kind shows while a question is typed, and the question."""
     ours, theirs = pty.openpty()
     code = "from millrace.commands import chat; chat.edit_lines(); print(ascii(chat._question()))"
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
-        env={**os.environ, "TERM": "vt100"},
+        env={**os.environ, "TERM": terminal},
     )  # fmt: skip
     with child:
         os.close(theirs)
-        os.write(ours, b"ac\x1b[Db\n")
+        os.write(ours, keys)
         _, errors = child.communicate(timeout=60)
     said = os.read(ours, 2**16).decode()
     os.close(ours)
     assert child.returncode == 0, errors
-    assert said.rstrip().endswith("'abc'")
+    return said.rstrip()
+
+
+@pytest.mark.skipif(find_spec("readline") is None, reason="this Python has no readline")
+def test_arrow_keys_edit_the_question() -> None:
+    """The model got them as characters."""
+    assert asked(b"ac\x1b[Db\n", "vt100").endswith("'abc'")
+
+
+@pytest.mark.skipif(not has_gnu_readline(), reason="this Python has no GNU readline")
+def test_lines_that_are_pasted_are_one_question() -> None:
+    """Each was asked by itself: the terminal was not told to say where a paste begins and ends."""
+    shown = asked(b"\x1b[200~def f():\n    return 1\x1b[201~\n", "xterm")
+    assert "\x1b[?2004h" in shown and shown.endswith(r"'def f():\n    return 1'")
+    assert asked(b"hi\n", "dumb").endswith("'hi'") and "\x1b" not in asked(b"hi\n", "dumb")
+
+
+@pytest.mark.parametrize(
+    ("given", "shows"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"NO_COLOR": "1"}, False), ({}, True)],
+)
+def test_a_terminal_without_colours_is_shown_none(
+    given: dict[str, str], shows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Escape sequences stood in the text of a dumb one."""
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert has_colours() == shows
+    heard = Speech()
+    heard.add("\x07Hm", "")
+    assert "\x07" not in sys.stdout.getvalue()  # type: ignore[attr-defined]
