@@ -121,6 +121,7 @@ def _answer(
         events.close()  # ends the connection, and with it the request
         speech.close()
     if failure and not sys.stdin.isatty():
+        print(end="\n" if speech.said else "", flush=True)  # the next answer has a line of its own
         print(failure, file=sys.stderr)
     else:
         print(f"\n[{failure}]" if failure else end)

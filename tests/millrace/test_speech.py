@@ -171,6 +171,27 @@ def test_a_question_without_an_answer_is_taken_back(
     assert there.asked[1] == [{"role": "user", "content": "One?"}]
 
 
+class Breaker(Thinker):
+    """Fails in the midst of every answer."""
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        yield from super().events(path, body)
+        raise CommandError("no")
+
+
+def test_an_answer_that_breaks_off_on_a_pipe_ends_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next answer began beside it."""
+    monkeypatch.setattr(chat, "server", lambda args: Breaker())
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 1
+    told = capsys.readouterr()
+    assert told.out == "[thinks] Hm!\n\nYes\n" * 2 and told.err == "no\n" * 2
+
+
 def test_bytes_that_are_no_text_are_one_line() -> None:
     for read in (lambda: "a\udcff", lambda: b"\xff".decode()):
         with pytest.raises(CommandError, match="standard input is not UTF-8"):
