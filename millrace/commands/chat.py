@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
             history.clear()
         elif line:
             history.append({"role": "user", "content": line})
-            status |= not _answer(there, body, args.system, history)
+            if not _answer(there, body, args.system, history):
+                status = 1
+                with contextlib.suppress(CommandError):  # it may be another model by now
+                    body = _options(args, there)
     return 0 if sys.stdin.isatty() else status
 
 

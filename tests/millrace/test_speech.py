@@ -171,6 +171,32 @@ def test_a_question_without_an_answer_is_taken_back(
     assert there.asked[1] == [{"role": "user", "content": "One?"}]
 
 
+class Changer(Thinker):
+    """Is started again with another model after the first answer."""
+
+    def models(self) -> Any:
+        return [{"id": "old" if len(self.asked) < 2 else "new"}]
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        yield from super().events(path, body)
+        if body["model"] != self.models()[0]["id"]:
+            raise CommandError("no such model")
+
+
+def test_a_chat_goes_on_with_the_model_that_is_served_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asked for the one of its beginning, which was served no more, until it was left."""
+    for options, failures in (([], 1), (["--model", "old"], 2)):
+        there = Changer()
+        monkeypatch.setattr(chat, "server", lambda args, there=there: there)
+        monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\nThree?\n"))
+        parser = argparse.ArgumentParser()
+        chat.add_arguments(parser)
+        assert chat.run(parser.parse_args(options)) == 1
+        assert capsys.readouterr().err == "no such model\n" * failures
+
+
 class Breaker(Thinker):
     """Fails in the midst of every answer."""
 
