@@ -39,6 +39,13 @@ def test_nothing_becomes_html_and_nothing_is_inline() -> None:
     assert f'DEMO_MODEL = "{DEMO_NAME}"' in script
 
 
+def test_a_reload_keeps_nothing_that_is_out_of_sight() -> None:
+    """Firefox kept two of the options, folded away, while all else was gone."""
+    page = (FOLDER / "index.html").read_text()
+    fields = re.findall(r"<(?:input|textarea)[^>]*>", page)
+    assert len(fields) == 5 and all('autocomplete="off"' in field for field in fields)
+
+
 def test_print_shows_all_of_the_talk_and_each_line_runs_its_own_way() -> None:
     """Print had one page, with what the window showed; Arabic had its stops on the wrong side."""
     style = (FOLDER / "style.css").read_text()
