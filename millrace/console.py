@@ -37,7 +37,7 @@ def has_colours() -> bool:
 
 def is_dumb() -> bool:
     """Tell whether the terminal, if there is one, shows escape sequences as they are."""
-    return inherited({}).get("TERM") == "dumb"
+    return inherited({}).get("TERM", "dumb") == "dumb"
 
 
 def coloured(line: str) -> str:

@@ -259,7 +259,13 @@ def test_lines_that_are_pasted_are_one_question() -> None:
 
 @pytest.mark.parametrize(
     ("given", "shows"),
-    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"NO_COLOR": "1"}, False), ({}, True)],
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
+    ],
 )
 def test_a_terminal_without_colours_is_shown_none(
     given: dict[str, str], shows: bool, monkeypatch: pytest.MonkeyPatch
