@@ -123,6 +123,10 @@ class Scenario:
         self.scheduler.close_session(int(words["session"]), self.now)
         return self.events()
 
+    def reset(self, _: Words) -> list[str]:
+        """Empty the cache."""
+        return [f"{self.scheduler.reset_cache()} pages forgotten"]
+
     def clock(self, words: Words) -> list[str]:
         self.now = float(words["now"])
         return []
