@@ -82,6 +82,44 @@ def forget_a_tenant(roster: Roster) -> None:
     roster.tenants[""] -= 1
 
 
+def overfill(roster: Roster) -> None:
+    row(roster, 1).tokens.extend([1] * 99)
+
+
+def keep_blocks(roster: Roster) -> None:
+    row(roster, 2).block_ids = [3]
+
+
+def idle_in_use(roster: Roster) -> None:
+    roster.layout._idle[roster.layout.table(1)[0]] = None
+
+
+def idle_and_worthless(roster: Roster) -> None:
+    roster.layout._free.take(1, -1)
+    roster.layout._idle[7] = None
+
+
+def lose_a_block(roster: Roster) -> None:
+    roster.layout._free.take(1, -1)
+
+
+def free_in_use(roster: Roster) -> None:
+    roster.layout._free.add(roster.layout.table(1)[0])
+
+
+def cached_twice(roster: Roster) -> None:
+    roster.cache._blocks[b"other"] = next(iter(roster.cache._keys))
+
+
+def cached_as_another(roster: Roster) -> None:
+    key = next(iter(roster.cache._blocks))
+    roster.cache._blocks[key] = 6
+
+
+def kept_for_nobody(roster: Roster) -> None:
+    roster.layout.keep(roster.layout.table(1)[1])
+
+
 ONE, TWO, THREE, FOUR = (f"sequence {n} (session 1, slot {n})" for n in (1, 2, 3, 4))
 
 
@@ -100,6 +138,15 @@ ONE, TWO, THREE, FOUR = (f"sequence {n} (session 1, slot {n})" for n in (1, 2, 3
         (overrun, f"{ONE}: computed 6, planned 99 of"),
         (free_twice, "sequences [1] have a table or should have one, not both"),
         (leak, "sequences [77] have a table or should have one, not both"),
+        (overfill, f"{ONE}: 106 tokens, 15 allowed"),
+        (keep_blocks, f"{TWO}: is WAITING and holds 1 blocks"),
+        (idle_in_use, "block 0 is idle and referenced"),
+        (idle_and_worthless, "block 7 is idle, not kept"),
+        (lose_a_block, "≠ 8 blocks"),
+        (free_in_use, "block 0 is free and referenced"),
+        (cached_twice, "2 keys for 1 cached blocks"),
+        (cached_as_another, "block 0 is cached under a key of block 6"),
+        (kept_for_nobody, "are kept or cached, not both"),
         (take_a_seat, "seats {'': 1, 'nobody': 1} are counted, {'': 1} are taken"),
         (forget_a_tenant, "tenants {'': 3} are counted, {'': 4} are live"),
     ],
