@@ -82,15 +82,16 @@ async def test_heads_without_bodies_shut_no_other_tenant_out(
         await asyncio.gather(*flood, return_exceptions=True)
 
 
-def test_retry_after_follows_the_pace_of_the_ends() -> None:
+@pytest.mark.parametrize(("pace_s", "told_s"), [(8.0, 8.0), (0.01, 1.0), (900.0, 60.0)])
+def test_retry_after_follows_the_pace_of_the_ends(pace_s: float, told_s: float) -> None:
     now = [0.0]
     admission = Admission(1, clock=lambda: now[0])
     for _ in range(100):
         with admission.enter("a"):
-            now[0] += 8.0
+            now[0] += pace_s
     with admission.enter("a"), pytest.raises(Overloaded) as full, admission.enter("a"):
         raise AssertionError
-    assert full.value.retry_after_s == pytest.approx(8.0, abs=0.1)
+    assert full.value.retry_after_s == pytest.approx(told_s, abs=0.1)
 
 
 def test_a_quiet_hour_is_no_slow_pace() -> None:

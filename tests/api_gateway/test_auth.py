@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from api_gateway.app import routes
-from api_gateway.auth import KeyFile, parse_keys
-from common.errors import Unauthorized
+from api_gateway.auth import KeyFile, OpenDoor, parse_keys
+from common.errors import Forbidden, Unauthorized
 from common.settings import SettingsError
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat
@@ -40,13 +40,32 @@ def test_each_key_has_its_tenant(file: Path) -> None:
     assert keys.tenant_of({b"authorization": b"bearer  sk-b"}) == "team-b"
     assert keys.tenant_of({b"x-api-key": b"sk-b"}) == "team-b"
     assert keys.tenant_of({b"x-api-key": b"sk-b", **bearer("sk-a")}) == "team-a"
+    for empty in (b"Bearer ", b"Basic c2stYTo="):  # as clients without a key of that kind send it
+        assert keys.tenant_of({b"authorization": empty, b"x-api-key": b"sk-b"}) == "team-b"
     refused = (
         {}, bearer("sk-c"), bearer(""), bearer(digest("sk-a")), {b"authorization": b"sk-a"},
+        {b"authorization": b"Basic sk-a"}, {b"authorization": b"Token sk-a"},
         {b"x-api-key": b"sk-c"}, {b"x-api-key": b" "}, {b"x-api-key": b"sk-a", **bearer("sk-c")},
     )  # fmt: skip
     for headers in refused:
         with pytest.raises(Unauthorized):
             keys.tenant_of(headers)
+
+
+def test_nobody_but_admin_is_admin(file: Path) -> None:
+    keys = KeyFile(file)
+    assert keys.is_admin("admin")
+    assert not any(map(keys.is_admin, ("", "Admin", "admins", "admin.b", "default", "team-a")))
+
+
+@pytest.mark.parametrize(
+    ("site", "is_let_in"),
+    [("same-origin", True), ("none", True), ("same-site", False), ("cross-site", False)],
+)
+def test_what_a_browser_says_of_a_page_decides(site: str, is_let_in: bool) -> None:
+    headers = {b"host": b"x", b"origin": b"http://x", b"sec-fetch-site": site.encode()}
+    with contextlib.nullcontext() if is_let_in else pytest.raises(Forbidden):
+        assert OpenDoor().tenant_of(headers) == "default"
 
 
 @pytest.mark.parametrize("line", ["sk-a team", "abc", digest("x"), f"{digest('x')} té", "Z" * 70])
@@ -110,6 +129,9 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_obeyed(file: Path)
     with pytest.raises(Unauthorized):
         keys.tenant_of(bearer("sk-a"))
     rewrite("nonsense\n", 2)
+    assert keys.tenant_of(bearer("sk-c")) == "team-c"
+    file.write_bytes(b"\xff\xfe")
+    now[0] += 2
     assert keys.tenant_of(bearer("sk-c")) == "team-c"
     file.unlink()
     now[0] += 2

@@ -33,6 +33,7 @@ async def test_a_client_that_leaves_a_stream_frees_every_slot(
     await until(lambda: gateway.admission.num_active == 0)
     assert gateway.clients.links()[0].demux.choices == {}
     assert gateway.clients.links()[0].jobs == {}
+    assert gateway.watch._vigils == {}, "nobody looks after it any more"
 
 
 async def test_a_client_that_leaves_a_whole_reply_frees_its_slot(
