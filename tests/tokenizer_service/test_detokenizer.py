@@ -16,6 +16,7 @@ from protos.columns import pack
 from protos.tokenizer_pb2 import TextRequest
 from tests.support.tiny_tokenizer import tiny_library
 from tokenizer_service.detokenizer import (
+    MAX_UNSETTLED_TOKENS,
     Detokenizer,
     NoText,
     TableDetokenizer,
@@ -150,6 +151,13 @@ def test_a_cut_character_leaves_the_settled_ones_alone(ids: list[int]) -> None:
     pieces = [b"Hello", b" world", b"!", b"\xe4", b"\xbd", b"\xa0"]
     whole = b"".join(pieces[token_id] for token_id in ids).decode(errors="replace")
     assert ("".join(deltas) + rest).replace("\ufffd\ufffd", "\ufffd") == whole
+
+
+def test_bytes_that_never_make_a_character_are_shown_in_the_end() -> None:
+    """Else each token would have all before it decoded again, and nothing be shown."""
+    detokenizer = Tokenizer(SPACED).detokenizer(keep_special=False)
+    deltas, _ = decode_all(detokenizer, [3] * 3 * MAX_UNSETTLED_TOKENS)
+    assert "".join(deltas).count("\ufffd") > MAX_UNSETTLED_TOKENS
 
 
 def test_pieces_of_other_decoders_are_exact_bytes() -> None:

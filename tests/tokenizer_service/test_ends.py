@@ -191,6 +191,7 @@ async def test_without_an_engine_a_request_waits_then_is_refused(build: Build) -
     end = stage.gateway.finishes[0]
     assert (end.reason, end.error.kind) == (FinishReason.IGNORED, "Unavailable")
     assert "no engine connected" in end.error.message
+    assert not stage.pipeline.seats._waiters
 
 
 async def test_a_deadline_counts_while_waiting(build: Build) -> None:

@@ -84,9 +84,10 @@ def text_in(batch: TextBatch, slot: int) -> str:
 class Tier:
     """The text tier in process, with its gRPC server on a free port."""
 
-    def __init__(self, pipeline: TextPipeline, stub: Any) -> None:
+    def __init__(self, pipeline: TextPipeline, stub: Any, states: StateFeed) -> None:
         self.pipeline = pipeline
         self.stub = stub
+        self.states = states
 
     async def gateway(self) -> GatewayStream:
         return await GatewayStream(self.stub).open()
@@ -108,7 +109,7 @@ async def tier(folder: Path, engines: list[FakeEngine]) -> AsyncIterator[Tier]:
         stack.push_async_callback(model.close)
         stack.push_async_callback(server.stop, None)
         channel = await stack.enter_async_context(rpc.channel(f"127.0.0.1:{port}"))
-        yield Tier(pipeline, TokenizerStub(channel))  # type: ignore[no-untyped-call]
+        yield Tier(pipeline, TokenizerStub(channel), states)  # type: ignore[no-untyped-call]
         links.cancel()
         await asyncio.gather(links, return_exceptions=True)
 
@@ -200,6 +201,7 @@ async def test_a_gateway_that_goes_aborts_its_requests(
         gateway.call.cancel()
         ended = {await engine.aborts.get(), await engine.aborts.get()}
         assert len(ended) == 2 and engine.aborts.empty()
+        assert len(service.states._listeners) == 1, "nobody is told for one that has left"
 
 
 async def test_abort_and_cancel_go_to_the_engine(tiny_folder: Path, engine: FakeEngine) -> None:
