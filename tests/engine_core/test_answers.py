@@ -92,6 +92,24 @@ def test_how_a_request_would_fare(scheduler: Scheduler) -> None:
     assert later["estimated_start_s"] == 3.0, "a seat is free every three seconds"
 
 
+def test_only_what_the_next_step_has_room_for_starts_at_once() -> None:
+    scheduler = Scheduler(
+        num_blocks=8, block_size=4, vocab_size=100, max_model_len=64,
+        bounds=Bounds(4, 64, 8), prefix_key=None,
+    )  # fmt: skip
+
+    def starts_at_once(*prompt: int) -> bool:
+        asked = {"token_ids": prompt, "max_tokens": 2, "tenant": "a"}
+        return ask(scheduler, "explain", **asked)["replicas"][0]["estimated_start_s"] == 0
+
+    scheduler.add(add(1, [1] * 21, tenant="a"), 0.0)
+    step(scheduler, 7)
+    assert starts_at_once(*[2] * 7)
+    assert not starts_at_once(*[2] * 8), "two blocks are free"
+    scheduler.add(add(2, [2] * 9, tenant="a"), 0.0)
+    assert not starts_at_once(*[2] * 3), "it would fit, but another comes first"
+
+
 def test_a_quiet_hour_makes_no_estimate_longer(scheduler: Scheduler) -> None:
     for at in (0.0, 3600.0):
         for slot in (1, 2, 3):

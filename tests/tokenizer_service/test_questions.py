@@ -42,8 +42,8 @@ async def test_the_dead_the_silent_and_the_unreachable_are_named() -> None:
     questions.lost(dead)
     told = {a.engine: a.answer.error.kind for a in (await asking).answers}
     assert told == {"dead": "Unavailable", "silent": "DeadlineExceeded", "host:9": "Unavailable"}
-    questions.answered(silent, QueryAnswer(query_id=silent.queries[0].query_id))  # too late
     assert not questions._waiting
+    questions.answered(silent, QueryAnswer(query_id=silent.queries[0].query_id))  # too late
 
 
 async def test_nobody_to_ask() -> None:

@@ -179,6 +179,21 @@ def test_thousands_of_operations(lives: type[AnyOperations]) -> None:
     live(lives, 2000)
 
 
+def test_a_range_that_is_free_again_is_taken_again() -> None:
+    layout, _ = new_layout("static", 6, 4, None)
+    for seq_id, pages in ((1, (0, 1)), (2, (2, 3)), (3, (4, 5))):
+        assert layout.allocate(seq_id, 8).block_ids == pages
+    assert not layout.fits(1)
+    layout.free(1)
+    layout.free(3)
+    assert layout.fits(8) and not layout.fits(9), "four are free, two side by side"
+    with pytest.raises(OutOfBlocks, match="at most 2 in a row"):
+        layout.allocate(4, 9)
+    assert layout.allocate(4, 8).block_ids == (0, 1)
+    layout.free(2)
+    assert layout.allocate(5, 16).block_ids == (2, 3, 4, 5)
+
+
 def test_a_layout_has_a_name_and_pages_of_its_size() -> None:
     with pytest.raises(ValueError, match="kv_layout is 'ring', allowed: block, slot, static"):
         new_layout("ring", 4, 16, None)
