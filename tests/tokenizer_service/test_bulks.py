@@ -42,6 +42,17 @@ async def test_prompt_logprobs_get_texts_and_come_once(build: Build) -> None:
     assert (second.token, second.token_bytes) == ("\ufffd", b"\xe4")
 
 
+async def test_nothing_comes_behind_a_stop_string(build: Build) -> None:
+    """The engine hears of it a step later."""
+    stage = build()
+    await stage.submit(5, limits=Limits(prompt_logprobs=1), text=TextOptions(stop=["b"]))
+    stage.step((0, 0, "ab"))
+    assert stage.gateway.finishes[5].stop_string == "b"
+    stage.pipeline.on_bulk(stage.link, prompt_rows(0, 1, 2))
+    stage.step((0, 2, "c"))
+    assert not stage.gateway.bulks
+
+
 async def test_the_first_token_of_a_prompt_comes_for_its_text(build: Build) -> None:
     stage = build()
     await stage.submit(5, limits=Limits(prompt_logprobs=1))

@@ -167,6 +167,16 @@ async def test_a_closed_session_ends_all_and_hears_nothing(build: Build) -> None
         stage.pipeline.submit(stage.session, request(0))
 
 
+async def test_what_comes_for_the_ended_shifts_nobody_elses_tokens(build: Build) -> None:
+    stage = build()
+    for slot in range(3):
+        await stage.submit(slot, text=TextOptions(stop=["z"]))
+    stage.step((0, 0, "z"))
+    assert stage.gateway.finishes[0].stop_string == "z"
+    stage.step((0, 1, "abc"), (9, 0, "de"), (1, 0, "f"), (2, 0, "gh"))
+    assert (stage.gateway.texts[1], stage.gateway.texts[2]) == (b"f", b"gh")
+
+
 async def test_a_slot_in_use_is_refused(build: Build) -> None:
     stage = build()
     await stage.submit(0, limits=Limits(n=2))
@@ -183,6 +193,8 @@ async def test_too_many_pending_requests_are_told_to_come_back(build: Build) -> 
     stage.pipeline.attach_engine(stage.link)
     await waiting
     assert len(stage.link.adds) == 1
+    await stage.submit(2)
+    assert len(stage.link.adds) == 2, "nobody is pending any more"
 
 
 async def test_without_an_engine_a_request_waits_then_is_refused(build: Build) -> None:

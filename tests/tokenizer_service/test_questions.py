@@ -7,7 +7,7 @@ import json
 
 from protos.common_pb2 import Limits, Query, QueryAnswer
 from tests.support.fake_engine import FakeLink, ready_state
-from tests.tokenizer_service.stage import Build, request
+from tests.tokenizer_service.stage import Build, request, until
 from tokenizer_service.placement import EngineSeats
 from tokenizer_service.questions import Questions
 
@@ -44,6 +44,15 @@ async def test_the_dead_the_silent_and_the_unreachable_are_named() -> None:
     assert told == {"dead": "Unavailable", "silent": "DeadlineExceeded", "host:9": "Unavailable"}
     assert not questions._waiting
     questions.answered(silent, QueryAnswer(query_id=silent.queries[0].query_id))  # too late
+
+
+async def test_a_question_does_not_wait_for_an_engine_that_is_lost(build: Build) -> None:
+    stage = build()
+    asking = asyncio.create_task(stage.pipeline.ask(QUERY, ()))
+    await until(lambda: bool(stage.link.queries))
+    stage.pipeline.detach_engine(stage.link)
+    (told,) = (await asking).answers
+    assert told.answer.error.kind == "Unavailable"
 
 
 async def test_nobody_to_ask() -> None:

@@ -104,6 +104,13 @@ async def test_stop_strings_act_on_all_text_tags_included(
     assert stage.gateway.thoughts[0] == thoughts and stage.gateway.answer(0) == answer
 
 
+async def test_what_was_held_back_before_a_stop_string_is_shown(stage: Stage) -> None:
+    begin, _ = tags(stage)
+    await think(stage, text={"stop": ["END"]})
+    stage.step((0, 0, [begin, *b"why\n</thEND"]))
+    assert stage.gateway.thoughts[0] == "why\n</th" and stage.gateway.answer(0) == ""
+
+
 async def test_a_lost_engine_changes_nothing(stage: Stage) -> None:
     begin, end = tags(stage)
     await think(stage)
