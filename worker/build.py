@@ -36,7 +36,7 @@ from worker.kv_cache import BLOCK_SIZES, KvCache, block_bytes, kv_pieces
 from worker.memory import DeviceMemory, NoRoom, free_bytes, host_memory, kv_cache_bytes
 from worker.model_runner import ModelRunner
 from worker.models.config import DTYPES, ModelConfig, read_config
-from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes
+from worker.models.decoder import EMBEDDING, HEAD, Decoder, may_ignore, shapes, twins
 from worker.packed_cache import MIN_BYTES, PackedCache, cache_path
 from worker.safetensors import Stamp
 from worker.weights import FolderWeights, is_bare, stored_dtype
@@ -345,14 +345,14 @@ def _config(folder: Path) -> ModelConfig:
     """Read config.json; an untied model without a head embeds, its table stands in for the head."""
     config = read_config(folder)
     if not config.dtype:
-        config = replace(config, dtype=stored_dtype(folder, EMBEDDING))
+        config = replace(config, dtype=stored_dtype(folder, EMBEDDING, HEAD))
     if config.tie_word_embeddings or not is_bare(folder):
         return config
     return replace(config, tie_word_embeddings=True, has_head=False)
 
 
 def _open(folder: Path, config: ModelConfig) -> FolderWeights:
-    weights = FolderWeights(folder, shapes(config), may_ignore(config))
+    weights = FolderWeights(folder, shapes(config), may_ignore(config), twins(config))
     if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
         # Some would compute with the one, some with the other.
         raise ModelFolderError(

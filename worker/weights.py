@@ -33,10 +33,12 @@ class FolderWeights:
         folder: Path,
         expected: Mapping[str, tuple[int, ...]],
         ignored: Collection[str] = (),
+        twins: Mapping[str, str] | None = None,
     ) -> None:
+        """`twins`: tensors that may stand under another name instead."""
         self._folder = folder
         self._expected = expected.keys()
-        self._homes = _named_in_full(_open(folder))
+        self._homes = _with_twins(_named_in_full(_open(folder)), twins or {})
         found = self._homes.keys() - (set(ignored) - expected.keys())
         if missing := sorted(expected.keys() - found):
             raise ModelFolderError(f"{folder}: missing tensors: {_some(missing)}")
@@ -112,10 +114,10 @@ class FolderWeights:
         return digest.hexdigest()[:16]
 
 
-def stored_dtype(folder: Path, name: str) -> str:
-    """Return the type in which the folder holds tensor `name`, for configs that do not say."""
-    home = _named_in_full(_open(folder)).get(name)
-    stored = home.tensors[name].dtype if home else ""
+def stored_dtype(folder: Path, *names: str) -> str:
+    """Return the type of the first of `names` that the folder has, for configs that do not say."""
+    homes = _named_in_full(_open(folder))
+    stored = next((homes[name].tensors[name].dtype for name in names if name in homes), "")
     return {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
 
 
@@ -151,6 +153,17 @@ def _named_in_full(homes: dict[str, SafetensorsFile]) -> dict[str, SafetensorsFi
     for file in set(homes.values()):
         file.tensors = {full(name): tensor for name, tensor in file.tensors.items()}
     return {full(name): file for name, file in homes.items()}
+
+
+def _with_twins(
+    homes: dict[str, SafetensorsFile], twins: Mapping[str, str]
+) -> dict[str, SafetensorsFile]:
+    """Give a tensor that is missing the one that stands under the other name."""
+    for name, twin in twins.items():
+        if name not in homes and twin in homes:
+            file = homes[name] = homes.pop(twin)
+            file.tensors = {name if n == twin else n: one for n, one in file.tensors.items()}
+    return homes
 
 
 def _is_there(path: Path) -> bool:

@@ -17,6 +17,7 @@ from tests.support.model_folders import (
     write_safetensors,
     write_shards,
 )
+from tests.worker.forward import alone
 from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
@@ -254,6 +255,28 @@ def test_a_tied_folder_may_repeat_its_head(tmp_path: Path) -> None:
         lambda h: h.update({"lm_head.weight": h["model.embed_tokens.weight"]}),
     )
     load_model(folder)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_tied_folder_may_have_its_embedding_as_head_alone(
+    tmp_path: Path, num_shards: int
+) -> None:
+    """As `safetensors.torch.save_model` writes it, and transformers 5 reads it."""
+    whole = write_folder(tmp_path / "whole")
+    folder = write_folder(tmp_path / "m")
+    file = SafetensorsFile(folder / "model.safetensors")
+    names = {name: name.replace("model.embed_tokens", "lm_head") for name in file.tensors}
+    tensors = {names[name]: file.read(name).copy() for name in file.tensors}
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, tensors, "F32", num_shards)
+    config = json.loads((folder / "config.json").read_text())
+    silent = {name: value for name, value in config.items() if name != "torch_dtype"}
+    (folder / "config.json").write_text(json.dumps(silent))
+    ids = list(range(20))
+    np.testing.assert_array_equal(alone(load_model(folder), ids), alone(load_model(whole), ids))
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ModelFolderError, match="missing tensors: model.embed_tokens.weight"):
+        load_model(folder)
 
 
 def test_a_head_that_was_widened_is_the_same_one(tmp_path: Path) -> None:

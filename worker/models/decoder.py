@@ -94,6 +94,14 @@ def may_ignore(config: ModelConfig) -> set[str]:
     return ignored | ({HEAD} if config.tie_word_embeddings else set())
 
 
+def twins(config: ModelConfig) -> dict[str, str]:
+    """Return tensors that some exporters write under another name alone.
+
+    Of two names of one tensor `safetensors.torch.save_model` keeps the first by the alphabet.
+    """
+    return {EMBEDDING: HEAD} if config.tie_word_embeddings else {}
+
+
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner, wiring = config.hidden_size, config.intermediate_size, config.wiring
     linears = {
