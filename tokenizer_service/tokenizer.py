@@ -10,11 +10,12 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -283,16 +284,18 @@ def told_tokens(folder: ModelFolder) -> Iterator[tuple[int, AddedToken]]:
 def add_missing(library: Library, folder: ModelFolder) -> None:
     """Add what the folder tells of beside its tokenizer.json, as transformers does.
 
-    A token that the file has keeps its id, and becomes special if only the folder says so. One
-    whose place is taken, would leave a gap, or lies beyond the model's own vocabulary, is left out,
-    with a warning.
+    A token that the file has keeps its id, and gets the flags that the folder tells. One whose
+    place is taken, would leave a gap, or lies beyond the model's own vocabulary, is left out, with
+    a warning.
     """
     has, end = library.get_added_tokens_decoder(), 1 + max(library.get_vocab().values(), default=-1)
     end = end if end == library.get_vocab_size() else -1  # the library would fill a hole first
     for token_id, token in told_tokens(folder):
         known = library.token_to_id(token.content)
-        if known == token_id and (token_id in has and (has[token_id].special or not token.special)):
-            continue
+        if known == token_id and token_id in has:
+            token = as_told(has[token_id], folder.added_tokens[token_id])
+            if flags(token) == flags(has[token_id]):
+                continue
         is_beyond = 0 < folder.vocab_size <= token_id
         if known is None and token_id == end and not is_beyond:
             known, end = token_id, end + 1
@@ -302,6 +305,18 @@ def add_missing(library: Library, folder: ModelFolder) -> None:
             told = {"token": token.content, "id": token_id, "of tokenizer.json": known}
             log.warning("an added token has no place and is left out", extra=told)
     add_named(library, folder, end)
+
+
+def as_told(token: AddedToken, told: Mapping[str, Any]) -> AddedToken:
+    """Return `token` with the flags that the folder tells; what is special stays so."""
+    new = {name: had if told.get(name) is None else bool(told[name])
+           for name, had in flags(token).items()}  # fmt: skip
+    return AddedToken(token.content, **new | {"special": token.special or new["special"]})
+
+
+def flags(token: AddedToken) -> dict[str, bool]:
+    """Return how a token is matched, and whether it is special, by the names of the files."""
+    return {name: getattr(token, name) for name in ADDED_TOKEN_FIELDS}
 
 
 def add_named(library: Library, folder: ModelFolder, end: int) -> None:

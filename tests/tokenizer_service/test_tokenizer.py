@@ -160,6 +160,25 @@ def test_what_only_the_folder_tells_of_a_token_counts(
     assert left_out == ["<plain>", "<|gap|>"]
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_how_a_token_is_matched_is_what_the_folder_says(tmp_path: Path, is_told: bool) -> None:
+    """As in transformers. Llama 2's early tokenizer.json normalises its end, and so misses it."""
+    library = tiny_library()
+    token = AddedToken("<|odd|>", lstrip=True, normalized=True, special=True)
+    library.add_special_tokens([token])
+    write_tiny_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    told = {"content": "<|odd|>", "lstrip": False, "normalized": False} if is_told else {}
+    odd = library.token_to_id("<|odd|>")
+    decoder = {str(odd): told} if told else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    tokenizer = load_tokenizer(read_model_folder(tmp_path))
+    assert tokenizer is not None and odd in tokenizer.special_ids
+    blank, bare = (tokenizer.encode(text, False) for text in ("a <|odd|>", "a<|odd|>"))
+    assert (blank != bare) is is_told
+    assert tokenizer.matches_loosely is not is_told
+
+
 def test_control_tokens_in_a_text_are_spelled_by_a_unigram_model_too() -> None:
     """It finds them as pieces, special or not."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab</s>"]
