@@ -4,6 +4,7 @@ import asyncio
 import time
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 import api_gateway.job
 from api_gateway import clients, sessions
+from api_gateway.asgi import Call, Message
 from api_gateway.job import Job
 from api_gateway.link import Link
 from api_gateway.sessions import Choice, Demux, Mailbox
+from api_gateway.sse import Stream
 from api_gateway.watch import CANCELLED, IDLE, Vigil, Watch
 from protos.common_pb2 import STOPPED, Finish
 from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
@@ -155,3 +158,24 @@ def test_a_replay_on_the_same_stream_is_paused_again() -> None:
     demux.add(job.choices)
     vigil.pause()
     assert paused == [[1], [2]]
+
+
+async def test_a_send_that_is_over_waits_no_more() -> None:
+    """Else no keep-alive would follow it, no deadline be kept, and what comes would be paused."""
+    waiting: list[float | None] = []
+
+    async def send(message: Message) -> None:
+        waiting.append(vigil.sending_since_s)
+
+    vigil = Vigil(Job([TextRequest()]), None)
+    call = Call({"method": "POST", "path": "/", "headers": []}, MagicMock(), send)
+    stream = Stream(call, vigil, MagicMock())
+    for _ in range(2):
+        before, vigil.sent_s = time.monotonic(), 0.0
+        await stream.send(b"x")
+        assert vigil.sending_since_s is None and vigil.sent_s >= before
+    assert len(waiting) == 3 and None not in waiting
+    watch = Watch(keep_alive_s=1.0, slow_client_timeout_s=0.0)
+    watch.add(vigil)
+    watch.tick(time.monotonic() + 2.0)
+    assert vigil.job.mailbox.alarm == IDLE

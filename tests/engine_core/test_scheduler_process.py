@@ -28,7 +28,7 @@ def config(max_model_len: int) -> SchedulerConfig:
 
 @pytest.mark.parametrize(
     ("asked", "num_blocks", "served"),
-    [(0, 64, 512), (512, 32, 512), (9000, 64, 512), (400, 20, 320)],
+    [(0, 64, 512), (512, 32, 512), (9000, 64, 512), (400, 20, 320), (128, 64, 128)],
 )
 def test_a_length_that_is_not_served_is_told(
     caplog: pytest.LogCaptureFixture, asked: int, num_blocks: int, served: int

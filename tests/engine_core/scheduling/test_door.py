@@ -38,6 +38,11 @@ def refused(scheduler: Scheduler, add: Add) -> tuple[str, str, str]:
             "request_id",
         ),
         (replace(GOOD, prompt_token_ids=b"torn!"), "columns of 32-bit", "prompt_token_ids"),
+        (
+            replace(GOOD, prompt_token_ids=array("I", [1, 100, 2]).tobytes()),
+            "token id 100 is outside",
+            "prompt_token_ids",
+        ),
         (replace(GOOD, resumed_token_ids=(b"torn!",)), "columns of 32-bit", "prompt_token_ids"),
         (
             replace(GOOD, resumed_token_ids=(b"", b"")),
