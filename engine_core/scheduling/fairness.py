@@ -55,7 +55,7 @@ def standing(sequence: Sequence, best: int, owed: float, now: float) -> Standing
     """
     priority, arrival, seq_id = sequence.order
     aged = priority - int(sequence.age.at(now) / AGEING_S)
-    return max(aged, min(best, priority)), -owed, arrival, seq_id
+    return max(aged, best), -owed, arrival, seq_id
 
 
 def first_in_turn(rows: list[Sequence], deficits: Deficits, now: float) -> Sequence | None:
