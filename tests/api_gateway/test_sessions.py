@@ -19,7 +19,7 @@ from api_gateway.sessions import Choice, Demux, Mailbox
 from api_gateway.sse import Stream
 from api_gateway.watch import CANCELLED, IDLE, Vigil, Watch
 from protos.common_pb2 import STOPPED, Finish
-from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
+from protos.tokenizer_pb2 import Started, TextBatch, TextLogprobs, TextRequest
 from tests.support.fake_tokenizer import column
 
 
@@ -129,6 +129,27 @@ async def test_one_waking_brings_all_news_of_a_request() -> None:
     assert choices[0].finish is not None and choices[0].finish.num_prompt_tokens == 9
     mailbox.ring("alarm")
     assert await mailbox.wait() == [] and mailbox.alarm == "alarm"
+
+
+async def test_news_for_a_consumer_that_was_cut_off_break_nobody_elses_stream() -> None:
+    mailbox = Mailbox()
+    choice = Choice(mailbox)
+    consumer = asyncio.create_task(mailbox.wait())
+    await asyncio.sleep(0)
+    consumer.cancel()  # as of a client that takes nothing; news come before it has noticed
+    mailbox.post(choice)
+    mailbox.ring(CANCELLED)
+    await asyncio.gather(consumer, return_exceptions=True)
+    assert consumer.cancelled() and await mailbox.wait() == []
+
+
+def test_logprobs_that_come_again_are_dropped() -> None:
+    demux, choice = Demux(), Choice(Mailbox())
+    slot = demux.add([choice])
+    for indexes in ((0, 1), (1, 2), (0, 3)):
+        rows = [TextLogprobs(slot=slot, index=index) for index in indexes]
+        demux.deliver(TextBatch(logprobs=rows))
+    assert [row.index for row in choice.take_logprobs()] == [0, 1, 2, 3]
 
 
 async def test_an_end_is_heard_whatever_rang_in_the_same_turn() -> None:

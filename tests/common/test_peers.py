@@ -127,3 +127,75 @@ async def test_an_open_stream_outlives_its_name_and_a_dial_does_not(
     assert unreachable[1:4] == [[mute], [mute], [newer]] and not ended
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+class Scripted:
+    """A stream that says what it is told, then ends; knows whether it was given up."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = [*messages, peers.EOF]
+        self.is_cancelled = False
+
+    async def read(self) -> Any:
+        return self.messages.pop(0)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Loud:
+    """A first message that opens nothing."""
+
+    def WhichOneof(self, group: str) -> str:
+        return "state"
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason", "is_open"),
+    [
+        ((), "the engine closed the stream", False),
+        ((Loud(),), "protocol: the stream did not open with a session", False),
+        ((Opened(),), "protocol: nonsense", True),
+    ],
+)
+async def test_a_stream_that_ends_is_given_up_and_says_why(
+    messages: tuple[Any, ...], reason: str, is_open: bool
+) -> None:
+    seen: list[list[str]] = []
+
+    async def converse(stream: Stream, opened: Any) -> None:
+        seen.append(kept.unreachable())
+        raise peers.Breach("nonsense")
+
+    kept = Peers("engine", "", lambda line: None, converse)
+    kept._tasks = {"a": asyncio.create_task(asyncio.sleep(0))}
+    call = Scripted(*messages)
+    stream = Stream("a", None, call)  # type: ignore[arg-type]
+    assert await kept._use(stream) == reason
+    assert (stream.is_open, call.is_cancelled) == (is_open, True)
+    assert seen == ([[]] if is_open else []) and kept.unreachable() == ["a"]
+
+
+async def test_who_is_away_for_long_is_dialled_every_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = iter([False] * 8 + [True] + [False] * 2)
+    slept: list[float] = []
+
+    async def use(stream: Stream) -> str:
+        is_open = next(ends, None)
+        if is_open is None:
+            raise asyncio.CancelledError
+        stream.is_open = is_open
+        return "it is away"
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    kept = Peers("engine", "", lambda line: None, lambda stream, opened: sleep(0))
+    monkeypatch.setattr(kept, "_use", use)
+    monkeypatch.setattr(peers.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await kept._keep_connected("127.0.0.1:9")
+    grown = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert slept == pytest.approx([*grown, 0.05, 0.1, 0.2])
