@@ -79,6 +79,25 @@ def test_what_the_kernel_alone_has_waits_too(at: int) -> None:
     assert not look_at(transport).is_waiting
     info[at] = 1
     assert look_at(transport).is_waiting
+    info[at] = 0
+    transport.get_write_buffer_size.return_value = 1
+    assert look_at(transport).is_waiting, "what the kernel has not got yet, too"
+
+
+async def test_a_send_after_a_long_silence_has_all_its_time() -> None:
+    transport = MagicMock()
+    transport.get_write_buffer_size.return_value = 1
+    transport.get_extra_info().getsockopt.return_value = bytes(TCP_INFO_BYTES)
+    task: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(3600))
+    vigil, watch = Vigil(Job([]), task, Taking(transport, 0.0)), Watch(15.0, TIMEOUT_S)
+    watch.add(vigil)
+    vigil.sending_since_s = 100.0
+    watch.tick(100.5)
+    assert not vigil.was_slow
+    watch.tick(100.0 + TIMEOUT_S)
+    assert vigil.was_slow
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_stream_of_a_slow_reader_is_not_cut_off(ends: Ends) -> None:
