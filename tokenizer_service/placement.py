@@ -182,6 +182,8 @@ class EngineSeats:
 
     def __init__(self, model: str = "", vocab_size: int = 0) -> None:
         """An engine of another model, or vocabulary, is not ready; 0 = not known."""
+        self.sought = ""
+        """Who should be here, as the settings name them: told while nobody is."""
         self._model = OneModel(model, vocab_size)
         self._seats: dict[int, EngineSeat] = {}
         self._waiters: set[asyncio.Future[None]] = set()
@@ -266,4 +268,9 @@ class EngineSeats:
             return [f"{seat.link.name}: not heard of for {seat.silent_s:.1f} s" for seat in ready]
         states = [seat.link.state for seat in seats]
         told = [reason for state in states if state is not None for reason in state.reasons]
-        return told or [f"{len(states)} engines loading" if states else "no engine connected"]
+        return told or [f"{len(states)} engines loading" if states else nobody(self.sought)]
+
+
+def nobody(sought: str) -> str:
+    """Say that no engine is connected, and whom we look for: no name may stand for any."""
+    return f"no engine connected ({sought})" if sought else "no engine connected"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from protos.common_pb2 import EngineState
 from protos.words import NO_ENGINE
-from tokenizer_service.placement import CONNECTION_LOST
+from tokenizer_service.placement import CONNECTION_LOST, nobody
 
 EVERY_S = 0.5
 JITTER = 0.8
@@ -23,8 +23,10 @@ StateSink = Callable[[EngineState], None]
 class StateFeed:
     """The last state of each engine, and who wants to hear of it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, sought: str = "") -> None:
+        """`sought` are the engines that should be there, as the settings name them."""
         self._clock = clock
+        self._none = EngineState(engine=NO_ENGINE, ready=False, reasons=[nobody(sought)])
         self._listeners: set[StateSink] = set()
         self._states: dict[str, EngineState] = {}
         self._sent_s: dict[str, float] = {}
@@ -32,7 +34,7 @@ class StateFeed:
     def join(self, listener: StateSink) -> None:
         """Tell `listener` all that is known, and everything from now on."""
         self._listeners.add(listener)
-        for state in self._states.values() or [no_engine()]:
+        for state in self._states.values() or [self._none]:
             listener(state)
 
     def leave(self, listener: StateSink) -> None:
@@ -58,7 +60,7 @@ class StateFeed:
     def remind(self) -> None:
         """Repeat that no engine is connected, if that is so."""
         if not self._states:
-            self._send(no_engine())
+            self._send(self._none)
 
     async def run(self) -> None:
         """Remind until cancelled: silence must never look like an old good state."""
@@ -69,7 +71,3 @@ class StateFeed:
     def _send(self, state: EngineState) -> None:
         for listener in list(self._listeners):
             listener(state)
-
-
-def no_engine() -> EngineState:
-    return EngineState(engine=NO_ENGINE, ready=False, reasons=["no engine connected"])

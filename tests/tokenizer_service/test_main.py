@@ -43,6 +43,8 @@ async def test_serves_and_stops_cleanly(tiny_folder: Path) -> None:
         call = TokenizerStub(channel).Session()  # type: ignore[no-untyped-call]
         opened = (await call.read()).opened
         assert opened.models[0].id == tiny_folder.name
+        state = (await call.read()).state
+        assert state.reasons == ["no engine connected (127.0.0.1:1)"]
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         call.cancel()

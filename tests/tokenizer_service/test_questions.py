@@ -59,6 +59,13 @@ async def test_nobody_to_ask() -> None:
     assert not (await Questions(EngineSeats()).ask(QUERY)).answers
 
 
+def test_who_is_looked_for_is_told_while_nobody_is_there() -> None:
+    seats = EngineSeats()
+    assert seats.reasons() == ["no engine connected"]
+    seats.sought = "engine:7200"
+    assert seats.reasons() == ["no engine connected (engine:7200)"]
+
+
 async def test_this_tier_answers_for_requests_that_no_engine_has(build: Build) -> None:
     stage = build(with_engine=False)
     task = stage.pipeline.submit(stage.session, request(3, limits=Limits(tenant="t", n=2)))

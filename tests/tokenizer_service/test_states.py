@@ -18,7 +18,7 @@ class Clock:
 
 def feed() -> tuple[StateFeed, Clock, list[EngineState]]:
     clock, heard = Clock(), list[EngineState]()
-    states = StateFeed(clock)
+    states = StateFeed(clock, "engine:7200")
     states.join(heard.append)
     return states, clock, heard
 
@@ -26,7 +26,7 @@ def feed() -> tuple[StateFeed, Clock, list[EngineState]]:
 def test_a_newcomer_hears_that_there_is_no_engine_or_all_that_are() -> None:
     states, _, heard = feed()
     assert [(s.engine, s.ready) for s in heard] == [(NO_ENGINE, False)]
-    assert heard[0].reasons == ["no engine connected"]
+    assert heard[0].reasons == ["no engine connected (engine:7200)"], "its name may be wrong"
     states.tell(ready_state("a"))
     states.tell(ready_state("b"))
     late: list[EngineState] = []

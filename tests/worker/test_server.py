@@ -51,7 +51,8 @@ def test_registration_then_steps(engine: FakeEngine, running: Running, tiny: Loa
     scheduler = engine.scheduler()
     peer, hello = engine.front.hello()
     assert hello == HELLO
-    assert running.server.reasons() == ["waiting for a lease of the engine"]
+    told = f"waiting for a lease of the engine ({engine.front.address})"  # it may be a wrong one
+    assert running.server.reasons() == [told]
     engine.front.lease(peer, scheduler.port)
     report, ready_message = scheduler.start_worker(24)
     assert report.facts == tiny.facts(10**6)
