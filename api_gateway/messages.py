@@ -74,6 +74,8 @@ def check_calls(message: Message, param: str) -> None:
     message.tool_calls = message.tool_calls or None
     for call in message.tool_calls or []:
         call.function.parsed_arguments = msgspec.UNSET
+        call.id = msgspec.UNSET if call.id is None else call.id
+        call.index = msgspec.UNSET if call.index is None else call.index
     if message.tool_calls and message.role != "assistant":
         raise refuse(f"{param}.tool_calls is only for assistants", f"{param}.tool_calls")
     check_count(message.tool_calls, limits.MAX_TOOLS, f"{param}.tool_calls")

@@ -37,10 +37,10 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One tool call of an earlier assistant message. Templates may write it in this order."""
 
-    id: str | msgspec.UnsetType = msgspec.UNSET
+    id: str | None | msgspec.UnsetType = msgspec.UNSET
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | msgspec.UnsetType = msgspec.UNSET
+    index: int | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,8 +49,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     A null content stays null for the template; one that is left out is another thing. The template
     does not see the last of the fields, those in `UNSEEN`: a `type` is what lm-evaluation-harness
     once sent; `parsed` is `content` once more, as OpenAI's clients have read it, and
-    `provider_specific_fields` what litellm has set apart of our reply; the others mark a prefix
-    for a cache, and here all are cached. VS Code's Copilot sends the last one to every server.
+    `provider_specific_fields` what litellm has set apart of our reply; Mistral's clients say in
+    every answer that it is no `prefix` of another; the others mark a prefix for a cache, and here
+    all are cached. VS Code's Copilot sends the last one to every server.
     """
 
     role: Role
@@ -67,6 +68,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     type: Literal["text"] | None = None
     parsed: Any = None
     provider_specific_fields: dict[str, Any] | None = None
+    prefix: Literal[False] | None = None
     cache_control: dict[str, Any] | None = None
     copilot_cache_control: dict[str, Any] | None = None
 

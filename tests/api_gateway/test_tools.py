@@ -325,6 +325,26 @@ async def test_what_a_client_has_parsed_of_an_answer_may_come_back_with_it(
     assert json.loads(fake.streams[-1].requests_seen[1].chat.messages_json) == plain
 
 
+async def test_what_clients_write_into_an_answer_unasked_says_nothing(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """Mistral's clients a `prefix`, Cerebras' the places that calls have in streams alone."""
+    call = {"type": "function", "function": {"name": "now", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {"role": "assistant", "content": "9"}
+    sent = [
+        {"role": "user", "content": "time?"},
+        {**said, "tool_calls": [{**call, "id": None, "index": None}], "prefix": False},
+        {**answer, "prefix": False},
+    ]
+    reply = await client.post(URL, json=chat(messages=sent))
+    assert reply.status_code == 200, reply.text
+    seen = json.loads(fake.streams[-1].requests_seen[1].chat.messages_json)
+    assert seen == [sent[0], said, answer]
+    error = (await client.post(URL, json=chat(messages=[{**answer, "prefix": True}]))).json()
+    assert error["error"]["param"] == "messages[0].prefix"
+
+
 async def test_integers_that_would_come_out_rounded_are_refused_where_they_bind(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
