@@ -41,8 +41,7 @@ def main() -> None:
     except (ModelFolderError, SettingsError) as error:
         refuse_to_work(f"tokenizer: {error}")
     states = StateFeed(sought=settings.engines)
-    pipeline = TextPipeline(model, series, on_engine_state=states.tell)
-    pipeline.seats.sought = settings.engines
+    pipeline = TextPipeline(model, series, on_engine_state=states.tell, sought=settings.engines)
     reasons = pipeline.seats.reasons
     try:
         metrics.serve(settings.metrics_host, settings.metrics_port, registry, reasons)

@@ -14,13 +14,7 @@ from typing import Any
 
 import orjson
 
-from common.errors import (
-    DeadlineExceeded,
-    Internal,
-    Overloaded,
-    ServiceError,
-    Unavailable,
-)
+from common.errors import DeadlineExceeded, Internal, Overloaded, ServiceError, Unavailable
 from protos import limits
 from protos.common_pb2 import (
     ABORTED,
@@ -80,8 +74,12 @@ class TextPipeline:
         engine_wait_s: float = 10.0,
         replay_timeout_s: float = 60.0,
         on_engine_state: Callable[[EngineState], None] = lambda state: None,
+        sought: str = "",
     ) -> None:
-        """`on_engine_state` is told each state an engine tells, and an unready one at its loss."""
+        """`on_engine_state` is told each state an engine tells, and an unready one at its loss.
+
+        `sought` names the engines that should be there.
+        """
         self._model = model
         self._metrics = metrics
         self._max_pending = max_pending
@@ -89,7 +87,7 @@ class TextPipeline:
         self._on_engine_state = on_engine_state
         self._bulks = BulkText(model)
         self._decoder = StepDecoder(model, metrics, self._bulks, self._end, self._replay)
-        self.seats = EngineSeats(model.folder.name, model.vocab_size)
+        self.seats = EngineSeats(model.folder.name, model.vocab_size, sought)
         self.questions = Questions(self.seats)
         self._opening = Opening(
             model, metrics, self.seats, engine_wait_s, replay_timeout_s, self._end

@@ -180,10 +180,12 @@ class EngineSeat:
 class EngineSeats:
     """All attached engines, and those who wait for one. Belongs to one event loop."""
 
-    def __init__(self, model: str = "", vocab_size: int = 0) -> None:
-        """An engine of another model, or vocabulary, is not ready; 0 = not known."""
-        self.sought = ""
-        """Who should be here, as the settings name them: told while nobody is."""
+    def __init__(self, model: str = "", vocab_size: int = 0, sought: str = "") -> None:
+        """An engine of another model, or vocabulary, is not ready; 0 = not known.
+
+        `sought` are the engines that should be here, as the settings name them: told while none is.
+        """
+        self._sought = sought
         self._model = OneModel(model, vocab_size)
         self._seats: dict[int, EngineSeat] = {}
         self._waiters: set[asyncio.Future[None]] = set()
@@ -268,7 +270,7 @@ class EngineSeats:
             return [f"{seat.link.name}: not heard of for {seat.silent_s:.1f} s" for seat in ready]
         states = [seat.link.state for seat in seats]
         told = [reason for state in states if state is not None for reason in state.reasons]
-        return told or [f"{len(states)} engines loading" if states else nobody(self.sought)]
+        return told or [f"{len(states)} engines loading" if states else nobody(self._sought)]
 
 
 def nobody(sought: str) -> str:

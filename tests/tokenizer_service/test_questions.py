@@ -60,9 +60,8 @@ async def test_nobody_to_ask() -> None:
 
 
 def test_who_is_looked_for_is_told_while_nobody_is_there() -> None:
-    seats = EngineSeats()
-    assert seats.reasons() == ["no engine connected"]
-    seats.sought = "engine:7200"
+    assert EngineSeats().reasons() == ["no engine connected"]
+    seats = EngineSeats(sought="engine:7200")
     assert seats.reasons() == ["no engine connected (engine:7200)"]
 
 
