@@ -312,7 +312,9 @@ def describe_folder(folder: Path) -> str:
     wide = f", heads of {config.head_dim} need kernel_level reference"
     heads = wide if config.head_dim > MAX_HEAD_DIM else ""
     use = "" if config.has_head else ", no lm_head: embeddings only"
-    return f"{config.architecture}, {size:.1f} M parameters, {config.dtype}{windows}{heads}{use}"
+    stored = f", linears quantised by {config.scheme.method}" if config.scheme else ""
+    told = f"{config.dtype}{stored}{windows}{heads}{use}"
+    return f"{config.architecture}, {size:.1f} M parameters, {told}"
 
 
 @contextmanager
@@ -352,7 +354,8 @@ def _config(folder: Path) -> ModelConfig:
 
 
 def _open(folder: Path, config: ModelConfig) -> FolderWeights:
-    weights = FolderWeights(folder, shapes(config), may_ignore(config), twins(config))
+    wanted, ignored = shapes(config), may_ignore(config)
+    weights = FolderWeights(folder, wanted, ignored, twins(config), config.scheme)
     if config.tie_word_embeddings and weights.differ(HEAD, EMBEDDING):
         # Some would compute with the one, some with the other.
         raise ModelFolderError(

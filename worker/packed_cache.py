@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from worker import quantized
 from worker.kernels.checks import Bytes, Stored
 from worker.kernels.compile import NOT_FOR_ALL, SOURCES, check_ours
 from worker.kernels.packed import PackedWeight, Shape, pack_bias
@@ -36,6 +37,8 @@ ALIGNMENT = 4096
 MIN_BYTES = 64 << 20
 """Smaller models are packed faster than a file is found."""
 LAYOUT_SOURCES = ("linear.h", "linear_pack.cpp", "linear_pack_body.h", "types.h")
+READING = Path(quantized.__file__).parent
+"""What makes floats of a folder that is quantised already."""
 END_BYTES = 32 + 8
 PARTIAL = "partial-"
 """Begin of the names of files in the making."""
@@ -235,8 +238,8 @@ def cache_path(folder: Path, fingerprint: str, layout: str, model: Path) -> Path
     home = hashlib.sha256(f"{layout} {model.resolve()}".encode())
     home.update((model / "config.json").read_bytes())
     digest = hashlib.sha256(f"{fingerprint} {layout}".encode())
-    for name in LAYOUT_SOURCES:
-        digest.update((SOURCES / name).read_bytes())
+    for source in [*(SOURCES / name for name in LAYOUT_SOURCES), *sorted(READING.glob("*.py"))]:
+        digest.update(source.read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         if not path.exists():  # a link to nothing: a cache of downloads may hold parts of a folder
             continue

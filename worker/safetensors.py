@@ -1,6 +1,7 @@
 """One safetensors file, mapped read-only: header checked against the file before any use.
 
-Knows the byte format and three float dtypes. Knows no model.
+Knows the byte format, three float dtypes, and those that codes of weights are stored as. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ STORED_AS: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "F16": np.dtype("<f2"),
 }
+CODES_AS: dict[str, np.dtype[Any]] = {
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
+}
+"""Of linears that are quantised in the file."""
+KNOWN = STORED_AS | CODES_AS
 
 
 class Tensor(NamedTuple):
@@ -85,10 +94,10 @@ class SafetensorsFile:
         return dtype
 
     def read_stored(self, name: str) -> Stored:
-        """Return tensor `name` as float32, float16, or bfloat16 as uint16: a view into the file,
-        or a copy where the file has it at an odd place."""
+        """Return tensor `name` as float32, float16, bfloat16 as uint16, or codes: a view into the
+        file, or a copy where the file has it at an odd place."""
         tensor = self.tensors[name]
-        dtype = STORED_AS[tensor.dtype]
+        dtype = KNOWN[tensor.dtype]
         raw = memoryview(self._bytes)[tensor.start : tensor.stop]
         aligned = raw if tensor.start % dtype.itemsize == 0 else bytes(raw)
         return np.frombuffer(aligned, dtype).reshape(tensor.shape)
@@ -144,7 +153,7 @@ def _tensor(path: Path, name: str, entry: Any, first_byte: int, size: int) -> Te
         raise ModelFolderError(
             f"{path}: tensor {name} lies at bytes {start}..{stop} of a file of {size}: truncated"
         )
-    stored = STORED_AS.get(dtype)  # others may stand beside what is read
+    stored = KNOWN.get(dtype)  # others may stand beside what is read
     is_full = stored is None or math.prod(shape) * stored.itemsize == stop - start
     if min(shape, default=0) < 0 or not is_full:
         raise ModelFolderError(

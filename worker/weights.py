@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from common.model_folder import ModelFolderError
-from worker.kernels.checks import Stored
+from worker.kernels.checks import Stored, to_float32
 from worker.models.config import ADAPTER, ADAPTER_ALONE
+from worker.quantized.scheme import Scheme
+from worker.quantized.weight import QuantizedWeight, find_quantized
 from worker.safetensors import SafetensorsFile, Stamp
 
 SINGLE = "model.safetensors"
@@ -34,18 +36,23 @@ class FolderWeights:
         expected: Mapping[str, tuple[int, ...]],
         ignored: Collection[str] = (),
         twins: Mapping[str, str] | None = None,
+        scheme: Scheme | None = None,
     ) -> None:
         """`twins`: tensors that may stand under another name instead."""
         self._folder = folder
         self._expected = expected.keys()
         self._homes = _with_twins(_named_in_full(_open(folder)), twins or {})
-        found = self._homes.keys() - (set(ignored) - expected.keys())
+        self._quantized, parts = (
+            find_quantized(folder, self._homes, expected, scheme) if scheme else ({}, set())
+        )
+        found = self._homes.keys() - parts - (set(ignored) - expected.keys())
+        found |= self._quantized.keys()
         if missing := sorted(expected.keys() - found):
             raise ModelFolderError(f"{folder}: missing tensors: {_some(missing)}")
         if unexpected := sorted(found - expected.keys()):
             raise ModelFolderError(f"{folder}: unexpected tensors: {_some(unexpected)}")
-        for name, shape in expected.items():
-            self._check_shape(name, shape)
+        for name in expected.keys() - self._quantized.keys():
+            self._check_shape(name, expected[name])
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         home = self._homes[name]
@@ -55,13 +62,13 @@ class FolderWeights:
                 f"{home.path}: tensor {name} has shape {list(actual)}, expected {list(shape)}"
             )
 
-    def read(self, name: str) -> Stored:
+    def read(self, name: str) -> Stored | QuantizedWeight:
         """Return tensor `name` as it lies in the file; a view where that is possible."""
-        return self._homes[name].read_stored(name)
+        return self._quantized.get(name) or self._homes[name].read_stored(name)
 
     def differ(self, name: str, other: str) -> bool:
         """Return whether the folder has both tensors, and they are not the same."""
-        if not {name, other} <= self._homes.keys():
+        if not {name, other} <= self._homes.keys() - self._quantized.keys():
             return False
         homes = {one: self._homes[one] for one in (name, other)}
         dtypes = {home.check_dtype(one) for one, home in homes.items()}
@@ -81,11 +88,10 @@ class FolderWeights:
 
     def find_not_finite(self) -> str:
         """Return a tensor that holds what is no finite number, with its file; "" without one."""
-        for name, home in sorted(self._homes.items()):
-            if name not in self._expected:
-                continue
-            if not np.isfinite(home.read(name)).all():
-                return f"{home.path}: tensor {name}"
+        for name in sorted(self._expected):
+            if not np.isfinite(to_float32(np.asarray(self.read(name)))).all():
+                home = self._homes.get(name)
+                return f"{home.path if home else self._folder}: tensor {name}"
         return ""
 
     @property

@@ -17,6 +17,7 @@ from worker.backends.cuda_weights import interleaved, pack_tiles, quantized, to_
 from worker.backends.gpu import Gpu
 from worker.errors import KernelError
 from worker.kernels.checks import to_float32
+from worker.quantized.weight import QuantizedWeight
 
 Array = np.ndarray[Any, Any]
 FORMS = {
@@ -27,8 +28,10 @@ FORMS = {
 }
 
 
-def stored(values: Array, kind: str) -> Array:
+def stored(values: Array, kind: str) -> Any:
     """Return what a file of this type holds."""
+    if kind == "quantised":
+        return QuantizedWeight(values.shape, lambda first, end: values[first:end])
     return {"f32": values, "f16": values.astype(np.float16)}.get(kind, to_storage(values, "bf16"))
 
 
@@ -39,7 +42,7 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "quantised"])
 @pytest.mark.parametrize(("dtype", "is_int8"), [("bf16", False), ("f16", False), ("f16", True)])
 @pytest.mark.parametrize("form", FORMS)
 def test_strips_are_the_bytes_of_the_whole(
@@ -47,9 +50,11 @@ def test_strips_are_the_bytes_of_the_whole(
 ) -> None:
     widths, is_gated = FORMS[form]
     weights = [stored(case.normal(width, 64), kind) for width in widths]
-    biases = [stored(case.normal(width), kind) for width in widths]
+    biases = [
+        stored(case.normal(width), "f16" if kind == "quantised" else kind) for width in widths
+    ]
     linear = pack_linear(case.gpu, dtype, weights, biases, is_int8)
-    whole = np.concatenate([to_float32(weight) for weight in weights])
+    whole = np.concatenate([to_float32(np.asarray(weight)) for weight in weights])
     values, scale = quantized(whole) if is_int8 else (to_storage(whole, dtype), None)
     packed = pack_tiles(interleaved(values) if is_gated else values)
     assert linear.is_gated == is_gated and linear.num_padded == len(packed) * 16

@@ -29,14 +29,20 @@ TINY: dict[str, Any] = {
     "vocab_size": 96,
 }
 
+WHOLE = {"I32": np.int32, "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8}
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 def write_safetensors(path: Path, tensors: Tensors, dtype: str = "F32") -> None:
     """Write float32 arrays as one file of F32, F16 or BF16 (rounded to nearest even)."""
+    write_raw(path, {name: (dtype, array) for name, array in tensors.items()})
+
+
+def write_raw(path: Path, tensors: dict[str, tuple[str, np.ndarray[Any, Any]]]) -> None:
+    """Write arrays as one file, each as a type of its own."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = b""
-    for name, array in sorted(tensors.items()):
+    for name, (dtype, array) in sorted(tensors.items()):
         raw = encoded(array, dtype)
         header[name] = {
             "dtype": dtype,
@@ -50,7 +56,9 @@ def write_safetensors(path: Path, tensors: Tensors, dtype: str = "F32") -> None:
 
 
 def encoded(array: np.ndarray[Any, Any], dtype: str) -> bytes:
-    """Return the little-endian bytes of a float32 array as F32, F16 or BF16."""
+    """Return the little-endian bytes of an array as F32, F16 or BF16, or of whole numbers."""
+    if dtype in WHOLE:
+        return np.ascontiguousarray(array, WHOLE[dtype]).tobytes()
     values = np.ascontiguousarray(array, np.float32)
     if dtype == "F32":
         return values.tobytes()

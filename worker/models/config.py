@@ -16,6 +16,7 @@ from worker.models.qwen2 import qwen2
 from worker.models.qwen3 import qwen3
 from worker.models.rope import Rope, read_rope
 from worker.models.wiring import Wiring
+from worker.quantized.scheme import Scheme, read_scheme
 
 DTYPES = ("float32", "bfloat16", "float16")
 ALWAYS_SLIDING = {"MistralForCausalLM": 4096}
@@ -60,6 +61,8 @@ class ModelConfig:
     tie_word_embeddings: bool
     wiring: Wiring
     dtype: str
+    scheme: Scheme | None = None
+    """How the linears are quantised in the folder."""
     has_head: bool = True
     """False: what a folder holds is a base model whose head is not the embedding."""
 
@@ -105,6 +108,7 @@ def read_config(folder: Path) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         wiring=_wiring(fields, architecture),
         dtype=_dtype(fields),
+        scheme=read_scheme(fields),
     )
 
 
@@ -191,9 +195,6 @@ def _slides_from(fields: Fields, architecture: str, num_layers: int) -> int:
 def _refuse_unsupported(fields: Fields) -> None:
     if (activation := fields.get("hidden_act") or "silu") not in ACTIVATIONS:
         raise fields.error("hidden_act", activation, ", ".join(ACTIVATIONS))
-    if (quantized := fields.inside("quantization_config")) is not None:
-        method = {"quant_method": quantized.get("quant_method")}
-        raise fields.error("quantization_config", method, "absent")
     if fields.flag("use_mrope"):
         raise fields.error("use_mrope", True, "false")
     if not fields.flag("is_causal", True):  # embedding models whose tokens see those behind them

@@ -102,7 +102,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
         {"rope_theta": 1.0},
         {"rope_scaling": "linear"},
         {"hidden_act": "gelu"},
-        {"quantization_config": {"quant_method": "gptq"}},
+        {"quantization_config": {"quant_method": "exl2"}},
         {"torch_dtype": "float8_e4m3fn"},
         {"num_key_value_heads": 3},
         {"vocab_size": "many"},
@@ -118,11 +118,6 @@ def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any]) 
     field = next(iter(change))
     with pytest.raises(ModelFolderError, match=f"config.json: {field}"):
         read(tmp_path, **change)
-
-
-def test_how_the_weights_were_quantised_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="quantization_config is {'quant_method': 'awq'}"):
-        read(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

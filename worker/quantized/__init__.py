@@ -1,0 +1,1 @@
+"""Checkpoints whose linears somebody has quantised already: their weights, as floats again."""
