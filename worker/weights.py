@@ -43,7 +43,7 @@ class FolderWeights:
         self._expected = expected.keys()
         self._homes = _with_twins(_named_in_full(_open(folder)), twins or {})
         self._quantized, parts = (
-            find_quantized(folder, self._homes, expected, scheme) if scheme else ({}, set())
+            find_quantized(self._homes, expected, scheme) if scheme else ({}, set())
         )
         found = self._homes.keys() - parts - (set(ignored) - expected.keys())
         found |= self._quantized.keys()

@@ -179,6 +179,13 @@ DAMAGES: list[tuple[str, Damage, str]] = [
     ("fp8", {"weight_scale": ("I8", ONES(1))}, r"weight_scale has dtype I8, expected F32 or BF16"),
     ("packed of 4 bits", {"weight_scale": None}, r"missing tensors: .*weight_scale"),
     ("bitsandbytes", {"weight.absmax": None}, r"missing tensors: .*weight.absmax"),
+    ("bitsandbytes", {"weight.nested_quant_map": None}, r"missing tensors: .*nested_quant_map"),
+    ("int8", {"weight_zero_point": ("I8", ONES(1))}, r"weight_zero_point has shape \[1, 1\], exp"),
+    (
+        "packed with zero points",
+        {"weight_scale": ("F32", ONES(1))},
+        "weight_scale has one value, expected as many as weight_zero_point",
+    ),
 ]
 
 

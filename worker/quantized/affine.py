@@ -52,7 +52,8 @@ class Affine:
             values = values[:, :, None]
         else:
             values = np.repeat(values, width, axis=1)[:, : self.num_inputs]
-        operator(weight, values, out=weight)
+        with np.errstate(all="ignore"):  # what is no number is found where it is packed
+            operator(weight, values, out=weight)
 
 
 def unpacked(words: Stored, bits: int, places: Sequence[int] = ()) -> Codes:

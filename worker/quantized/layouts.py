@@ -32,6 +32,7 @@ FLOATS = tuple(STORED_AS)
 STATE = "weight.quant_state.bitsandbytes__"
 SCALES = ("weight_scale", "weight_scale_inv", "SCB")
 """Names of the scale of plain codes; all multiply."""
+ZEROS = "weight_zero_point"
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the 8 outputs of a word lie in it."""
 
@@ -66,7 +67,9 @@ class Parts:
     def take(self, part: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> Stored:
         """Return a tensor as it lies in the file, of one of these shapes (of any without); raise
         ModelFolderError."""
-        file = self.files[part]
+        if (file := self.files.get(part)) is None:
+            path = next(iter(self.files.values())).path
+            raise ModelFolderError(f"{path}: missing tensors: {self.name}.{part}")
         tensor = file.tensors[f"{self.name}.{part}"]
         if tensor.dtype not in dtypes:
             raise self.error(part, f"dtype {tensor.dtype}", " or ".join(dtypes))
@@ -84,7 +87,7 @@ class Parts:
 
 def _gptq(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
     num_outputs, num_inputs = shape
-    bits, group = scheme.bits, scheme.block[1] or num_inputs
+    bits, (_, group) = scheme.bits, _block(scheme, shape)
     num_groups, count = -(-num_inputs // group), 32 // bits
     words = parts.take("qweight", ("I32",), (-(-num_inputs // count), num_outputs))
     packed = parts.take("qzeros", ("I32",), (num_groups, -(-num_outputs // count)))
@@ -103,7 +106,7 @@ def _gptq(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
 
 def _awq(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
     num_outputs, num_inputs = shape
-    group = scheme.block[1] or num_inputs
+    _, group = _block(scheme, shape)
     num_groups, num_words = -(-num_inputs // group), -(-num_outputs // 8)
     words = parts.take("qweight", ("I32",), (num_inputs, num_words))
     packed = parts.take("qzeros", ("I32",), (num_groups, num_words))
@@ -120,14 +123,16 @@ def _awq(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
 
 def _packed(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
     num_outputs, num_inputs = shape
-    bits, group = scheme.bits, scheme.block[1] or num_inputs
+    bits, (_, group) = scheme.bits, _block(scheme, shape)
     num_groups, count = -(-num_inputs // group), 32 // bits
     words = parts.take("weight_packed", ("I32",), (num_outputs, -(-num_inputs // count)))
-    scales, block = _scales(parts, "weight_scale", shape, (1, group))
+    scales, block = _of_blocks(parts, "weight_scale", FLOATS, shape, (1, group))
     zeros: Callable[[int, int], Codes] | int = 1 << bits - 1
-    if "weight_zero_point" in parts:
+    if ZEROS in parts:
+        if block != (1, group):
+            raise parts.error("weight_scale", "one value", "as many as weight_zero_point")
         wanted = (-(-num_outputs // count), num_groups)
-        packed = parts.take("weight_zero_point", ("I32",), wanted)
+        packed = parts.take(ZEROS, ("I32",), wanted)
 
         def zeros(first: int, end: int) -> Codes:
             return unpacked_outputs(packed.T, bits, first, end).T
@@ -142,8 +147,8 @@ def _packed(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
 def _codes(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
     stored = parts.take("weight", ("F8_E4M3", "I8"), shape)
     part = next(one for one in SCALES if one in parts)
-    wanted = (scheme.block[0], scheme.block[1] or shape[1])
-    scales, block = _scales(parts, part, shape, wanted)
+    wanted = _block(scheme, shape)
+    scales, block = _of_blocks(parts, part, FLOATS, shape, wanted)
     if part == "SCB":  # of what the largest size is, 127
         scales = to_float32(scales) / np.float32(127)
     is_float = stored.dtype == np.uint8
@@ -151,40 +156,49 @@ def _codes(parts: Parts, shape: Shape, scheme: Scheme) -> Rows:
     def codes(first: int, end: int) -> Codes:
         return E4M3[stored[first:end]] if is_float else stored[first:end]
 
-    if "weight_zero_point" not in parts:
+    if ZEROS not in parts:
         return Affine(shape[1], block, codes, scales)
-    zeros = parts.take("weight_zero_point", ("I8",), *_scale_shapes(shape, wanted))
-    zeros = zeros.reshape(scales.shape)
+    zeros, its_block = _of_blocks(parts, ZEROS, ("I8",), shape, wanted)
+    if its_block != block:
+        raise parts.error(ZEROS, f"shape {list(zeros.shape)}", str(list(scales.shape)))
     return Affine(shape[1], block, codes, scales, lambda first, end: zeros[first:end])
 
 
 def _blocks(parts: Parts, shape: Shape, _: Scheme) -> Rows:
     num_outputs, num_inputs = shape
     state = _state(parts)
-    count, size = num_outputs * num_inputs, state.size("blocksize")
+    count = num_outputs * num_inputs
+    size = min(state.size("blocksize"), count)
     octets = parts.take("weight", ("U8",), (-(-count // 2), 1)).reshape(-1)
     values = to_float32(parts.take("weight.quant_map", FLOATS, (16,)))
-    num_blocks = -(-count // size)
-    if "weight.nested_absmax" not in parts:
-        scales = to_float32(parts.take("weight.absmax", FLOATS, (num_blocks,)))
-    else:
-        nested = state.size("nested_blocksize")
-        table = to_float32(parts.take("weight.nested_quant_map", FLOATS, (256,)))
-        outer = to_float32(parts.take("weight.nested_absmax", FLOATS, (-(-num_blocks // nested),)))
-        places = parts.take("weight.absmax", ("U8",), (num_blocks,))
-        scales = table[places] * np.repeat(outer, nested)[:num_blocks]
-        scales += np.float32(state.number("nested_offset"))
+    scales = _nested_scales(parts, state, -(-count // size))
 
     def rows(first: int, end: int) -> Floats:
         start, stop = first * num_inputs, end * num_inputs
         pairs = octets[start // 2 : -(-stop // 2)]
         codes = np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)
         weight = values[codes[start % 2 :][: stop - start]]
-        around = np.repeat(scales[start // size : -(-stop // size)], size)
+        around = np.repeat(scales(start // size, -(-stop // size)), size)
         weight *= around[start % size :][: stop - start]
         return weight.reshape(end - first, num_inputs)
 
     return rows
+
+
+def _nested_scales(parts: Parts, state: Fields, count: int) -> Callable[[int, int], Floats]:
+    """Return what gives scales first..end-1 of `count`, which may have been quantised as well."""
+    if "weight.nested_absmax" not in parts:
+        scales = parts.take("weight.absmax", FLOATS, (count,))
+        return lambda first, end: to_float32(scales[first:end])
+    size, offset = state.size("nested_blocksize"), np.float32(state.number("nested_offset"))
+    table = to_float32(parts.take("weight.nested_quant_map", FLOATS, (256,)))
+    outer = to_float32(parts.take("weight.nested_absmax", FLOATS, (-(-count // size),)))
+    places = parts.take("weight.absmax", ("U8",), (count,))
+
+    def nested(first: int, end: int) -> Floats:
+        return table[places[first:end]] * outer[np.arange(first, end) // size] + offset
+
+    return nested
 
 
 def _state(parts: Parts) -> Fields:
@@ -199,20 +213,24 @@ def _state(parts: Parts) -> Fields:
     return Fields(parts.files[part].path, raw, f"{parts.name}.{part}: ")
 
 
-def _scales(parts: Parts, part: str, shape: Shape, block: Shape) -> tuple[Stored, Shape]:
-    """Return scales [blocks, blocks] and of what a block is."""
-    scales = parts.take(part, FLOATS, *_scale_shapes(shape, block))
-    if scales.size == 1:
-        return scales.reshape(1, 1), shape
-    if scales.shape[0] == shape[0] and scales.size == shape[0]:
-        return scales.reshape(-1, 1), (1, shape[1])
-    return scales, block
+def _block(scheme: Scheme, shape: Shape) -> Shape:
+    """Return what shares a scale, no more than there is."""
+    height, width = scheme.block
+    return min(height, shape[0]), min(width or shape[1], shape[1])
 
 
-def _scale_shapes(shape: Shape, block: Shape) -> list[tuple[int, ...]]:
-    """For all; for each output; for each block."""
-    blocks = tuple(-(-length // part) for length, part in zip(shape, block, strict=True))
-    return [(), (1,), (1, 1), shape[:1], (shape[0], 1), blocks]
+def _of_blocks(
+    parts: Parts, part: str, dtypes: tuple[str, ...], shape: Shape, block: Shape
+) -> tuple[Stored, Shape]:
+    """Return scales or zero points [blocks, blocks], and what a block is: the whole linear, an
+    output, or `block`."""
+    blocks = tuple(-(-length // size) for length, size in zip(shape, block, strict=True))
+    found = parts.take(part, dtypes, (), (1,), (1, 1), shape[:1], (shape[0], 1), blocks)
+    if found.size == 1:
+        return found.reshape(1, 1), shape
+    if found.size == found.shape[0] == shape[0]:
+        return found.reshape(-1, 1), (1, shape[1])
+    return found, block
 
 
 def _groups(parts: Parts, part: str, num_inputs: int, group: int) -> Stored | None:
@@ -233,25 +251,22 @@ class Layout(NamedTuple):
 
     marks: tuple[str, ...]
     """A linear with one of these is quantised."""
-    wanted: tuple[str, ...]
-    """It has all of these beside."""
-    more: tuple[str, ...]
-    """What it may have as well."""
+    others: tuple[str, ...]
+    """What it may have beside."""
     rows: Callable[[Parts, Shape, Scheme], Rows]
 
     @property
     def parts(self) -> set[str]:
-        return {*self.marks, *self.wanted, *self.more}
+        return {*self.marks, *self.others}
 
 
-PACKED = ("weight_zero_point", "weight_g_idx")
-FORMS = (f"{STATE}nf4", f"{STATE}fp4")
-TABLE = ("weight", "weight.absmax", "weight.quant_map")
-NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
+NESTED = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 LAYOUTS = {
-    "gptq": Layout(("qweight",), ("qzeros", "scales"), ("g_idx",), _gptq),
-    "awq": Layout(("qweight",), ("qzeros", "scales"), (), _awq),
-    "packed": Layout(("weight_packed",), ("weight_scale",), PACKED, _packed),
-    "codes": Layout(SCALES, ("weight",), ("weight_zero_point",), _codes),
-    "blocks": Layout(FORMS, TABLE, NESTED, _blocks),
+    "gptq": Layout(("qweight",), ("qzeros", "scales", "g_idx"), _gptq),
+    "awq": Layout(("qweight",), ("qzeros", "scales"), _awq),
+    "packed": Layout(("weight_packed",), ("weight_scale", ZEROS, "weight_g_idx"), _packed),
+    "codes": Layout(SCALES, ("weight", ZEROS), _codes),
+    "blocks": Layout(
+        (f"{STATE}nf4", f"{STATE}fp4"), ("weight", *(f"weight.{part}" for part in NESTED)), _blocks
+    ),
 }

@@ -7,12 +7,10 @@ for the floats, and others for some outputs at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.model_folder import ModelFolderError
 from worker.kernels.checks import F32, Floats
 from worker.quantized.affine import Shape
 from worker.quantized.layouts import LAYOUTS, Parts, Rows
@@ -58,7 +56,7 @@ Files = Mapping[str, SafetensorsFile]
 
 
 def find_quantized(
-    folder: Path, files: Files, expected: Mapping[str, tuple[int, ...]], scheme: Scheme
+    files: Files, expected: Mapping[str, tuple[int, ...]], scheme: Scheme
 ) -> tuple[dict[str, QuantizedWeight], set[str]]:
     """Return the weights that tensors of `files` have to be made into, and the names of those
     tensors; raise ModelFolderError."""
@@ -68,9 +66,6 @@ def find_quantized(
     for stem, parts in _by_linear(files, linears).items():
         if not any(mark in parts for mark in layout.marks):
             continue
-        if missing := sorted(set(layout.wanted) - parts.keys()):
-            names = ", ".join(f"{stem}.{part}" for part in missing)
-            raise ModelFolderError(f"{folder}: missing tensors: {names}")
         shape = expected[f"{stem}.weight"]
         rows = layout.rows(Parts(stem, parts), (shape[0], shape[1]), scheme)
         found[f"{stem}.weight"] = QuantizedWeight((shape[0], shape[1]), rows)
