@@ -22,6 +22,7 @@ from worker.safetensors import SafetensorsFile, Stamp
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".safetensors")
 BASE = "model."  # before the tensors of the model without its head
 SAMPLE_BYTES = 4096
 STRIP_ROWS = 1024
@@ -145,7 +146,9 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
         return _open_shards(folder, folder / INDEX)
     if _is_there(folder / ADAPTER):
         raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
-    raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+    others = sorted(one.name for one in folder.iterdir() if one.suffix in OTHER_WEIGHTS)
+    beside = f", but {_some(others)}: save its model anew as safetensors" if others else ""
+    raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}{beside}")
 
 
 def _named_in_full(homes: dict[str, SafetensorsFile]) -> dict[str, SafetensorsFile]:

@@ -41,6 +41,11 @@ def no_file(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def pickles(folder: Path) -> None:
+    no_file(folder)
+    (folder / "pytorch_model.bin").touch()
+
+
 def truncated(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -114,6 +119,7 @@ def unexpected_tensor(folder: Path) -> None:
     ("damage", "words"),
     [
         (no_file, ["model.safetensors", "neither"]),
+        (pickles, ["neither", "but pytorch_model.bin: save its model anew as safetensors"]),
         (adapter_alone, ["holds an adapter alone (adapter_config.json)"]),
         (truncated, ["model.safetensors", "tensor", "truncated"]),
         (cut_in_the_header, ["model.safetensors", "truncated"]),
