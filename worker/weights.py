@@ -146,7 +146,7 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
         return _open_shards(folder, folder / INDEX)
     if _is_there(folder / ADAPTER):
         raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
-    others = sorted(one.name for one in folder.iterdir() if one.suffix in OTHER_WEIGHTS)
+    others = sorted(one.name for one in folder.glob("*") if one.suffix in OTHER_WEIGHTS)
     beside = f", but {_some(others)}: save its model anew as safetensors" if others else ""
     raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}{beside}")
 
