@@ -45,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _num_head_bytes = 0
     _held = b""
     _is_too_large = False
+    _is_last = False
     _head_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
 
@@ -69,6 +70,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Cut off a client that takes nothing of what waits for it."""
         if now - self.taking.nothing_since(now) >= timeout_s:
             self.transport.abort()
+
+    def end_with_next_reply(self) -> None:
+        """Close behind the reply that is written, or the next one; its head says so."""
+        self._is_last = True
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; give up on a head that is already too large."""
@@ -125,6 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_too_large = True
             raise HeadLimit  # the parser gives it to data_received as an error of its own
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._running = self.cycle
         elif len(self.pipeline) < MAX_PIPELINED:

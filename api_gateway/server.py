@@ -54,11 +54,15 @@ class Server(uvicorn.Server):
         """Close the door, and only then the connections on which nothing was asked.
 
         At once, a request that was on its way would meet a connection that is closed, while
-        another gateway of the same port could have had it.
+        another gateway of the same port could have had it. What is asked before that is the last
+        on its connection, and is told so: the next goes to that other one.
         """
         for server in self.servers:
             server.close()
         for door in sockets or []:
             door.close()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol):
+                connection.end_with_next_reply()
         await asyncio.sleep(LAST_WORD_S)
         await super().shutdown(sockets)
