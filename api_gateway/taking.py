@@ -16,6 +16,10 @@ TCP_INFO_BYTES = 148
 UNACKED_AT, TAKEN_AT, UNSENT_AT = 24, 120, 144
 """Where `struct tcp_info` of Linux has segments under way, bytes acknowledged and bytes to send."""
 
+SLEPT_S = 5.0
+"""Between two looks, of which there is one a second: this process was stopped. A client that waited
+meanwhile has taken all there was, and nothing yet of what is written since."""
+
 
 class Queue(NamedTuple):
     """What lies before a client."""
@@ -30,12 +34,13 @@ class Taking:
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
         self._num_taken = 0
-        self._since_s = now
+        self._since_s = self._looked_s = now
 
     def nothing_since(self, now: float) -> float:
         """Return since when something waits and nothing of it is taken; `now` if that is not so."""
-        queue = look_at(self._transport)
-        if not queue.is_waiting or queue.num_taken != self._num_taken:
+        queue, has_slept = look_at(self._transport), now - self._looked_s > SLEPT_S
+        self._looked_s = now
+        if has_slept or not queue.is_waiting or queue.num_taken != self._num_taken:
             self._num_taken, self._since_s = queue.num_taken, now
         return self._since_s
 

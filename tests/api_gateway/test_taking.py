@@ -38,6 +38,13 @@ class Ends(NamedTuple):
             await asyncio.sleep(0.001)
 
 
+def look_often(watch: Watch, start: float, end: float) -> None:
+    """Tick from `start` to `end` as a gateway that does not sleep."""
+    for second in range(int(end - start)):
+        watch.tick(start + second)
+    watch.tick(end)
+
+
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     loop = asyncio.get_running_loop()
@@ -56,8 +63,17 @@ async def test_it_tells_since_when_nothing_is_taken(ends: Ends) -> None:
     taking = Taking(ends.transport, 0.0)
     assert taking.nothing_since(5.0) == 5.0
     assert taking.nothing_since(9.0) == 5.0
+    assert taking.nothing_since(10.0) == 5.0
     await ends.read_some()
     assert taking.nothing_since(11.0) == 11.0
+
+
+async def test_what_this_process_has_slept_is_no_silence_of_a_client(ends: Ends) -> None:
+    """`docker pause` of a gateway cut off its clients when it went on."""
+    taking = Taking(ends.transport, 0.0)
+    taking.nothing_since(1.0)
+    assert taking.nothing_since(41.0) == 41.0
+    assert taking.nothing_since(42.0) == 41.0
 
 
 async def test_nothing_that_waits_is_no_silence() -> None:
@@ -94,7 +110,7 @@ async def test_a_send_after_a_long_silence_has_all_its_time() -> None:
     vigil.sending_since_s = 100.0
     watch.tick(100.5)
     assert not vigil.was_slow
-    watch.tick(100.0 + TIMEOUT_S)
+    look_often(watch, 100.5, 100.5 + TIMEOUT_S)
     assert vigil.was_slow
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -108,9 +124,9 @@ async def test_a_stream_of_a_slow_reader_is_not_cut_off(ends: Ends) -> None:
     watch.add(vigil)
     for now in (1.0, 29.0, 58.0, 87.0):  # one send waits for all that time
         await ends.read_some()
-        watch.tick(now)
+        look_often(watch, now, now + TIMEOUT_S - 1.0)
         assert not vigil.was_slow
-    watch.tick(87.0 + TIMEOUT_S)
+    look_often(watch, 87.0 + TIMEOUT_S - 1.0, 87.0 + TIMEOUT_S)
     assert vigil.was_slow
     with pytest.raises(asyncio.CancelledError):
         await task
