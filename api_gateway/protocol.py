@@ -27,6 +27,8 @@ from common.errors import InvalidRequest, ServiceError
 from protos.limits import MAX_CONNECTIONS, MAX_HEADER_BYTES
 
 HEAD_TIMEOUT_S = 30.0
+LAST_LOOK_S = 1.0
+"""When a time is up: for what came while this process was stopped, which is not read yet."""
 END, UPGRADE = b"\r\n\r\n", b"\r\nupgrade:"
 MAX_PIPELINED = 16
 """Behind the request that runs. At more of them, or behind 64 KiB of a body, no further bytes are
@@ -147,6 +149,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running = self.pipeline[-1][0]
         super().on_response_complete()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for long; close if nothing waits to be read either."""
+        close = super().timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(LAST_LOOK_S, close)
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request in the words of every other error, and close."""
         error: ServiceError = InvalidRequest("this is not an HTTP request", code="invalid_http")
@@ -165,7 +172,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._look_last)
+
+    def _look_last(self) -> None:
+        self._head_timer = self.loop.call_later(LAST_LOOK_S, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from api_gateway import protocol
 from api_gateway.__main__ import Gateway
+from api_gateway.protocol import BoundedProtocol
+from api_gateway.server import Server
 from protos.limits import MAX_HEADER_BYTES
 from tests.api_gateway.conftest import serving
 from tests.api_gateway.requests import completion
@@ -174,3 +178,34 @@ async def test_a_whole_reply_to_http_1_0_has_its_length(served: Served, method: 
     head, _, body = reply.partition(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
     assert len(body) == (length if method == b"GET" else 0) and length > 0
+
+
+async def test_what_came_while_the_process_was_stopped_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`docker pause` of half a minute reset who had connected before and asked meanwhile.
+
+    A time that is up when it begins is one that went by in a sleep.
+    """
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"here"})
+
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(protocol, "LAST_LOOK_S", 3600.0)
+    config = uvicorn.Config(
+        app, http=BoundedProtocol, lifespan="off", log_config=None, timeout_keep_alive=0
+    )
+    server = Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        serving = asyncio.create_task(server.serve(sockets=[door]))
+        reader, writer = await asyncio.open_connection(*door.getsockname())
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(10):
+                assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        server.leave()
+        await serving

@@ -45,9 +45,7 @@ async def test_who_came_before_the_door_closed_is_answered(
     Who keeps his connection is told to ask the other one next: he came back here, to a 503.
     """
     monkeypatch.setattr(module, "LAST_WORD_S", 3600.0)
-    server = Server(
-        uvicorn.Config(app, http=BoundedProtocol, log_config=None, lifespan="off")
-    )
+    server = Server(uvicorn.Config(app, http=BoundedProtocol, log_config=None, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as door:
         address = door.getsockname()
         serving = asyncio.create_task(server.serve(sockets=[door]))
