@@ -22,6 +22,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 BODY_TIMEOUT_S = 60.0
+NOT_KEPT = (b"cache-control", b"no-store")
+"""No reply is one for later: a cache in front told for two minutes that we were ready."""
 
 
 def new_request_id() -> str:
@@ -100,7 +102,8 @@ class Call:
 
     async def reply_json(self, status: int, value: Any, headers: Headers | None = None) -> None:
         """Send `value` as a whole JSON reply."""
-        await self.reply(status, orjson.dumps(value), b"application/json", headers or [])
+        head = [NOT_KEPT, *(headers or [])]
+        await self.reply(status, orjson.dumps(value), b"application/json", head)
 
     def adopt_request_id(self, request_id: str | None) -> None:
         """Let the id in the body win over the header's; raise InvalidRequest when it is bad."""

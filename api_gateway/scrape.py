@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from api_gateway.asgi import Call
+from api_gateway.asgi import NOT_KEPT, Call
 from api_gateway.metrics import GatewayMetrics
 from common.metrics import exposition
 
@@ -17,4 +17,4 @@ class Scrape:
 
     async def show(self, call: Call) -> None:
         body, kind = await asyncio.to_thread(exposition, self._registry)
-        await call.reply(200, body, kind.encode(), [])
+        await call.reply(200, body, kind.encode(), [NOT_KEPT])

@@ -48,6 +48,12 @@ async def test_a_base_url_with_a_version_too_few_or_too_many_is_told(
     assert (error["code"], error["message"]) == ("route_not_found", f"no such route{meant}")
 
 
+@pytest.mark.parametrize("path", ["/live", "/ready", "/metrics", "/v1/models", "/no/route"])
+async def test_no_cache_keeps_a_reply(client: httpx.AsyncClient, path: str) -> None:
+    """Varnish told for two minutes that a gateway was ready."""
+    assert (await client.get(path)).headers["cache-control"] == "no-store"
+
+
 async def test_a_slash_at_the_end_says_nothing(client: httpx.AsyncClient) -> None:
     assert (await client.get("/live/")).json() == (await client.get("/live")).json()
     assert (await client.post("/v1/chat/completions/", json=chat())).status_code == 200
