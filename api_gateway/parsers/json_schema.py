@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 DATA = frozenset({"enum", "const", "default", "examples"})
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -37,12 +38,19 @@ NEGATED = re.compile(r"(\\.)|\[\^([-\]]?)", re.DOTALL)
 """An escape, passed over, or the begin of a class of all characters but those that follow."""
 SECONDS = "^[0-9Tt-]*:[0-9]*:[0-5]"
 """Of a time: llguidance knows a second 60 in every minute, and checks of the format do not."""
+DRAFT = re.compile(
+    r"http://json-schema\.org/draft-0[3467]/schema#?"
+    r"|https://json-schema\.org/draft/(2019-09|2020-12)/schema#?"
+)
+"""Dialects as llguidance knows them. It reads others, and none, in the same way."""
+URI_CHARS = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*"
+URI = re.compile(rf"(?:[A-Za-z][A-Za-z0-9+.-]*:|(?![^/?#]*:)){URI_CHARS}(?:#{URI_CHARS})?")
 
 
 def binding(schema: Any) -> Any:
-    """Return `schema` without what asks for nothing: other FORMATS, and `uniqueItems: false`.
+    """Return `schema` without what asks for nothing: `is_remark`.
 
-    Bounds of numbers, patterns and times are those that llguidance can keep to.
+    Bounds of numbers, patterns, references and times are those that llguidance can keep to.
     """
     if isinstance(schema, list):
         return [binding(item) for item in schema]
@@ -50,13 +58,14 @@ def binding(schema: Any) -> Any:
         return schema
     shown: dict[str, Any] = {}
     for key, value in schema.items():
-        is_remark = key == "format" and isinstance(value, str) and value not in FORMATS
-        if is_remark or (key == "uniqueItems" and value is False):
+        if is_remark(key, value):
             continue
         if key in BY_NAME and isinstance(value, dict):
             shown[key] = {name: binding(part) for name, part in value.items()}
         elif key == "pattern" and isinstance(value, str):
             shown[key] = kept_pattern(value)
+        elif key == "$ref" and isinstance(value, str):
+            shown[key] = quote(value, safe="%#!$&'()*+,;=:@/?~")
         elif key in LOWER + UPPER:
             is_whole = schema.get("type") == "integer"
             shown[key] = kept_bound(key, value if is_whole else off_whole(key, schema), is_whole)
@@ -66,6 +75,21 @@ def binding(schema: Any) -> Any:
         parts = shown.get("allOf", [])
         shown["allOf"] = [*parts, {"pattern": SECONDS}] if isinstance(parts, list) else parts
     return shown
+
+
+def is_remark(key: str, value: Any) -> bool:
+    """Tell whether a keyword asks for nothing.
+
+    So does a name of the schema that is no URI, which no reference can mean, and a dialect that
+    nobody knows: llguidance would look for it.
+    """
+    if not isinstance(value, str):
+        return key == "uniqueItems" and value is False
+    if key == "$id":
+        return not URI.fullmatch(value)
+    return (key == "format" and value not in FORMATS) or (
+        key == "$schema" and not DRAFT.fullmatch(value)
+    )
 
 
 def kept_pattern(pattern: str) -> str:

@@ -61,6 +61,42 @@ def test_what_asks_for_nothing_is_left_out() -> None:
     assert binding(data) == data
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"$id": "Output Format"}, False),
+        ({"$id": "Box<string>"}, False),
+        ({"$id": "form:v1"}, True),
+        ({"$id": "my_form:v1"}, False),
+        ({"$id": "100%"}, False),
+        ({"$id": "https://example.com/form%20one.json"}, True),
+        ({"$schema": "https://json-schema.org/draft-07/schema#"}, False),
+        ({"$schema": "http://json-schema.org/schema#"}, False),
+        ({"$schema": "http://json-schema.org/draft-07/schema#"}, True),
+        ({"$schema": "https://json-schema.org/draft/2020-12/schema"}, True),
+    ],
+)
+def test_a_name_or_dialect_that_cannot_be_looked_up_is_a_remark(
+    given: dict[str, Any], kept: bool
+) -> None:
+    """griptape names every schema "Output Format", and people write dialects from memory."""
+    asked = {"type": "integer"} | given
+    assert binding(asked) == (asked if kept else {"type": "integer"})
+    assert accepts(json.dumps(binding(asked)), "7")
+
+
+def test_a_reference_may_be_written_as_the_definition_is_named() -> None:
+    """Generators of schemas from types write `#/definitions/Box<string>` as it is."""
+    for name in ("Box<string>", "Box[str]", "a box", "Bücher", "100%25", "a/b"):
+        pointer = name.replace("%", "%25").replace("/", "~1")
+        asked = {"$ref": f"#/definitions/{pointer}", "definitions": {name: {"type": "integer"}}}
+        schema = json.dumps(binding(asked))
+        assert accepts(schema, "7") and not accepts(schema, '"7"')
+    assert binding({"properties": {"$ref": {"$ref": "#"}}}) == {
+        "properties": {"$ref": {"$ref": "#"}}
+    }
+
+
 def test_the_formats_are_those_that_the_engine_of_grammars_keeps_to() -> None:
     for name in FORMATS:
         schema = json.dumps({"type": "string", "format": name})
