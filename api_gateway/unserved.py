@@ -80,6 +80,7 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": _CACHING,
     "prompt_cache_retention": _RETENTION,
     "reasoning_format": (None, "auto", "deepseek"),
+    "safe_prompt": _OFF,
     "separate_reasoning": (None, True),
     "stream_reasoning": (None, True),
     "verbosity": (None, "medium"),

@@ -89,6 +89,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(thinking_token_budget=5, n_keep=4), "thinking_token_budget"),
     (CHAT, chat(thinking_budget=512), "thinking_budget"),
     (CHAT, chat(separate_reasoning=False), "separate_reasoning"),
+    (CHAT, chat(safe_prompt=True), "safe_prompt"),
     (CHAT, chat(do_sample=True), "do_sample"),
     (CHAT, chat(response_format={"type": "text", "schema": {}}), "response_format.schema"),
     (CHAT, chat(top_p=1.1), "top_p"),
@@ -352,6 +353,7 @@ async def test_a_deep_body_is_refused_by_every_route_that_reads_one(
 NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [], "tool_choice": "none", "functions": None, "parallel_tool_calls": True}),
     (CHAT, {"tool_choice": "auto", "separate_reasoning": True, "reasoning_format": "auto"}),
+    (CHAT, {"safe_prompt": False}),  # Langchain's clients of Mistral always say so
     (
         CHAT,
         {
