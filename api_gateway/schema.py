@@ -77,12 +77,18 @@ UNSEEN = Message.__struct_fields__[Message.__struct_fields__.index("type") :]
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that the model may call; `parameters` is a JSON Schema."""
+    """A function that the model may call; `parameters` is a JSON Schema.
+
+    What it gives back stands in `return`, as transformers' `get_json_schema` writes it, or in
+    `response`, as the Berkeley leaderboard does. Templates show both to the model.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    returns: dict[str, Any] | None = msgspec.field(default=None, name="return")
+    response: dict[str, Any] | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -61,7 +61,9 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if name in seen:
             raise refuse(f"{param}.name: {name!r} is there twice", f"{param}.name")
         seen.add(name)
-        schema_text(tool.function.parameters, f"{param}.parameters")
+        for field in msgspec.structs.fields(tool.function):
+            if isinstance(value := getattr(tool.function, field.name), dict):
+                schema_text(value, f"{param}.{field.encode_name}")
         if (tool.function.parameters or {}).get("type", "object") != "object":
             raise refuse(f"{param}.parameters.type must be object", f"{param}.parameters.type")
 

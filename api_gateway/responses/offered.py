@@ -51,7 +51,8 @@ def offered(tools: Sequence[ResponseTool | Namespace | WebSearch]) -> Offered:
 
 
 def function_of(tool: ResponseTool, name: str) -> Tool:
-    return Tool(function=Function(name, tool.description, tool.parameters, tool.strict))
+    given = (tool.returns or None, tool.response or None)
+    return Tool(function=Function(name, tool.description, tool.parameters, tool.strict, *given))
 
 
 def full_name(namespace: str | None, name: str) -> str:

@@ -38,13 +38,19 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     generate_summary: Summary | None = None
 
 
+Given = dict[str, Any] | None | msgspec.UnsetType
+"""What the response repeats only where it was there."""
+
+
 class ResponseTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A function that the model may call; `parameters` is a JSON Schema."""
+    """A function that the model may call, with the fields of a chat's."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    returns: Given = msgspec.field(default=msgspec.UNSET, name="return")
+    response: Given = msgspec.UNSET
 
 
 class Namespace(msgspec.Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):

@@ -388,6 +388,19 @@ async def test_functions_of_a_namespace(client: httpx.AsyncClient, fake: FakeTok
     assert result["content"] == "3\n[an image, which this model cannot see: it reads text]"
 
 
+async def test_what_a_function_gives_back_is_shown_and_repeated(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(("hi", 0))
+    gives = {"return": {"type": "string"}, "response": {"type": "dict"}}
+    told = (await client.post(URL, json=ask(tools=[TOOL, {**TOOL, "name": "f", **gives}]))).json()
+    plain, more = told["tools"]
+    assert more == {**plain, "name": "f", **gives} and not gives.keys() & plain.keys()
+    seen = list(fake.streams[-1].requests_seen.values())[-1]
+    plain, more = [tool["function"] for tool in json.loads(seen.chat.tools_json)]
+    assert more == {**plain, "name": "f", **gives} and not gives.keys() & plain.keys()
+
+
 async def test_effort_is_no_error_where_there_are_no_thoughts(fake: FakeTokenizer) -> None:
     fake.info = ModelInfo(id=MODEL, max_model_len=4096)
     body = ask(reasoning={"effort": "medium", "summary": "detailed"})

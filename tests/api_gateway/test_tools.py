@@ -134,6 +134,26 @@ async def test_the_template_sees_tools_in_the_order_that_models_were_trained_on(
         assert text == json.dumps([{"type": "function", "function": function}]).replace(" ", "")
 
 
+@pytest.mark.parametrize("field", ["return", "response"])
+async def test_the_template_sees_what_a_function_gives_back(
+    client: httpx.AsyncClient, fake: FakeTokenizer, field: str
+) -> None:
+    """As transformers' get_json_schema writes it, and the Berkeley leaderboard."""
+    fake.script = saying(W)
+    gives = {"type": "dict", "properties": {"sky": {"type": "string"}}}
+    function = {"name": "f", "parameters": CITY, field: gives}
+    for choice in ("auto", "required"):
+        tools, _ = await sent(client, fake, tools=[{"function": function}], tool_choice=choice)
+        assert tools == [{"type": "function", "function": function}]
+        assert list(tools[0]["function"]) == list(function)
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"items": deep}
+    body = chat(tools=[{"function": function | {field: deep}}])
+    error = (await client.post(URL, json=body)).json()["error"]
+    assert error["param"] == f"tools[0].function.{field}"
+
+
 async def test_whole_numbers_of_any_size_reach_the_template_and_the_grammar(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
