@@ -361,7 +361,9 @@ def test_ctrl_c_stops_dependents_first(make_stack: MakeStack) -> None:
     process = stack.up()
     stack.until(process, "ready at")
     process.send_signal(signal.SIGINT)
-    stack.until(process, "millrace | stopped")
+    lines = stack.until(process, "millrace | stopped")
+    order = [line.partition("-")[0].strip() for line in lines if "fake: stopping" in line]
+    assert order == ["door", "middle", "middle", "bottom"]
     assert process.wait(20) == 0
     assert stack.left() == []
     assert stack.folder.read() is None
@@ -374,5 +376,17 @@ def test_who_ignores_the_stop_is_killed_after_its_grace(make_stack: MakeStack) -
     process.terminate()
     lines = stack.until(process, "millrace | stopped")
     assert any("middle-1 does not stop: killed" in line for line in lines)
+    assert process.wait(20) == 0
+    assert stack.left() == []
+
+
+def test_a_second_signal_waits_for_no_grace(make_stack: MakeStack) -> None:
+    stack = make_stack(STUBBORN="1", GRACE="1h")
+    process = stack.up()
+    stack.until(process, "ready at")
+    process.send_signal(signal.SIGINT)
+    stack.until(process, "millrace | stopping")
+    process.send_signal(signal.SIGINT)
+    stack.until(process, "millrace | stopped")
     assert process.wait(20) == 0
     assert stack.left() == []

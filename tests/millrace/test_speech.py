@@ -218,6 +218,55 @@ def test_an_answer_that_breaks_off_on_a_pipe_ends_its_line(
     assert told.out == "[thinks] Hm!\n\nYes\n" * 2 and told.err == "no\n" * 2
 
 
+class Ending(Thinker):
+    """Ends its first answer in a way of its own."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self._end = end
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        yield from super().events(path, body)
+        if len(self.asked) == 1:
+            if isinstance(self._end, BaseException):
+                raise self._end
+            yield {"choices": [{"delta": {}, "finish_reason": self._end}]}
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("stop", "Yes\n"),
+        ("length", f"Yes{chat.CUT_OFF}\n"),
+        (KeyboardInterrupt(), "Yes [stopped]\n"),
+        (CommandError("context length is 8"), "[context length is 8; /clear forgets the conv"),
+    ],
+)
+def test_a_terminal_is_told_how_an_answer_ended(
+    end: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was said before it stays in the conversation."""
+    there = Ending(end)
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", Terminal("One?\nTwo?\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 0
+    assert shown in capsys.readouterr().out
+    assert [message["content"] for message in there.asked[1]] == ["One?", "Yes", "Two?"]
+
+
+def test_a_chat_forgets_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Thinker()
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\n/clear\n\nTwo?\n/quit\nThree?\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args(["--system", "Be short."])) == 0
+    said = [[message["content"] for message in messages] for messages in there.asked]
+    assert said == [["Be short.", "One?"], ["Be short.", "Two?"]]
+
+
 def test_bytes_that_are_no_text_are_one_line() -> None:
     for read in (lambda: "a\udcff", lambda: b"\xff".decode()):
         with pytest.raises(CommandError, match="standard input is not UTF-8"):

@@ -38,6 +38,11 @@ class SharedPort(ThreadingHTTPServer):
         super().server_bind()
 
 
+def stop(*_: object) -> None:
+    os.write(1, b"fake: stopping\n")
+    os._exit(0)
+
+
 def main() -> None:
     if status := SETTINGS.get("FAKE_BROKEN"):
         sys.stderr.write("fake: this setting is wrong\n")
@@ -45,7 +50,7 @@ def main() -> None:
     if SETTINGS.get("FAKE_STUBBORN"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, stop)
     if SETTINGS.get("FAKE_GRANDCHILD"):  # in a session of its own: no group signal reaches it
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for key in ("FAKE_PORT", "FAKE_METRICS_PORT"):
