@@ -223,8 +223,6 @@ class Roster:
             self.paused.pop(sequence.seq_id, None)
         sequence.move(FINISHED[reason])
         _take_one(self.tenants, sequence.tenant)
-        if sequence.family:
-            sequence.family.remove(sequence)
         slots = self._sessions[sequence.session]
         del slots[sequence.slot]
         if not slots:

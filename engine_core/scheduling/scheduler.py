@@ -97,7 +97,7 @@ class Scheduler:
         self._next_seq_id += count
         most = room(self._facts, own)
         family = [Sequence(first + i, request, i, most) for i in range(count)]
-        for sequence in family[:]:
+        for sequence in family:
             sequence.family = family
             if request.resumed and sequence.may_shift:
                 replay(sequence)

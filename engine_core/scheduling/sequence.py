@@ -145,7 +145,7 @@ class Sequence:
         self.num_told = self.num_prompt if len(self.tokens) > self.num_prompt else 0
         self.num_cached = 0  # prompt tokens found when it first started
         self.has_fetched = False  # it has asked host memory since it last ran
-        self.family: list[Sequence] = []  # the live choices of one request, this one among them
+        self.family: list[Sequence] = []  # the choices of one request, this one and ended ones too
         self.last_plan = 0
         self.num_preemptions = 0
         self.decode_step = SequenceStep(seq_id, 1)  # the usual row of a plan, made once
