@@ -47,7 +47,7 @@ def _yielding(
         return None  # the usual answer, without a look at the rows
     weaker = [row for row in islice(running, 1, None) if row.order[0] >= candidate.order[0]]
     victim = heaviest(held, weaker)
-    if victim is None or victim.tenant == candidate.tenant:
+    if victim is None:
         return None
     left = held[victim.tenant] - part(victim)
     return victim if left >= mine else None
