@@ -93,6 +93,19 @@ async def test_a_message(client: httpx.AsyncClient, fake: FakeTokenizer) -> None
     assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
 
 
+async def test_what_was_cached_is_told_apart_from_what_was_read(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.script = saying(("Hi", 0), num_cached_tokens=3)
+    usage = (await client.post(URL, json=ask())).json()["usage"]
+    assert usage == {
+        "input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3,
+        "output_tokens": 1,
+    }  # fmt: skip
+    events = sent((await client.post(URL, json=ask(stream=True))).text)
+    assert events[-2]["usage"] == usage
+
+
 @pytest.mark.parametrize(
     ("finish", "reason", "sequence"),
     [
@@ -337,7 +350,7 @@ def block(**fields: Any) -> dict[str, Any]:
         ({"model": MODEL, "messages": [USER]}, "max_tokens"),
         (ask(max_tokens=0), "max_tokens"),
         (ask(max_tokens=-1), "max_tokens"),
-        (ask(messages=[]), "messages"),
+        (ask(messages=[], system="Be short."), "messages"),
         (ask(messages=[{"role": "system", "content": ""}]), "messages"),
         (ask(messages=[{"role": "user"}]), "messages[0].content"),
         (ask(messages=[{"role": "user", "content": []}]), "messages[0].content"),
@@ -411,6 +424,7 @@ async def test_tokens_are_counted(client: httpx.AsyncClient) -> None:
         ("Unavailable", 503, "overloaded_error"),
         ("Internal", 500, "api_error"),
         ("PayloadTooLarge", 413, "request_too_large"),
+        ("DeadlineExceeded", 408, "timeout_error"),
     ],
 )
 async def test_errors_from_below(

@@ -101,6 +101,29 @@ async def test_a_response_tells_what_its_answer_was_drawn_by(
     assert told(greedy) == [0, 0.8, 0, 0] and greedy["metadata"] == {}
 
 
+async def test_a_response_tells_what_was_asked_for(client: httpx.AsyncClient) -> None:
+    asked = {
+        "max_output_tokens": 9, "parallel_tool_calls": False, "prompt_cache_key": "k",
+        "safety_identifier": "s", "user": "u", "tool_choice": {"type": "function", "name": "now"},
+        "reasoning": {"effort": "low", "summary": None}, "instructions": "",
+    }  # fmt: skip
+    told = (await client.post(URL, json=ask(**asked, tools=TOOLS))).json()
+    assert {name: told[name] for name in asked} == asked
+    assert [tool["name"] for tool in told["tools"]] == ["get_weather", "now"]
+
+
+async def test_what_was_used(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.script = saying(("hm", 1), ("Yes", 0), num_cached_tokens=3, num_reasoning_tokens=1)
+    usage = (await both(client, ask()))[-1]["response"]["usage"]
+    assert usage == {
+        "input_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 1},
+        "total_tokens": 7,
+    }
+
+
 async def test_when_a_response_was_complete(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     whole = (await client.post(URL, json=ask())).json()
     assert whole["completed_at"] >= whole["created_at"]
@@ -229,7 +252,7 @@ async def test_a_conversation_comes_back_as_it_was_said(
         {"type": "function_call_output", "call_id": "c2",
          "output": [{"type": "input_text", "text": "one"}]},
         {"role": "assistant", "content": "Noon."},
-        {"role": "assistant", "content": "Or one."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "Or one."}]},
         {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "hidden"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"},
                                      {"type": "input_text", "text": "b"}]},
