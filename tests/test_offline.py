@@ -546,6 +546,8 @@ async def test_a_closed_llm_says_so_to_those_who_ask_or_wait(
     for late in (waiting, llm.generate("x"), llm.embed("x")):
         with pytest.raises(RuntimeError, match="this LLM is closed"):
             await late
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.register_hook("logits", print)
 
 
 async def test_an_input_that_is_given_up_has_no_embedding(

@@ -290,6 +290,24 @@ async def test_stop_id_0_is_told(client: httpx.AsyncClient, fake: FakeTokenizer)
     assert (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["stop_reason"] == 0
 
 
+async def test_a_prompt_is_as_cached_as_its_first_choice_found_it(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """What the others find is what the first has computed."""
+    found = [3, 4, 0, 2]
+
+    def run(stream: Stream, slot: int) -> None:
+        stream.start(slot)
+        stream.token(slot, "x")
+        stream.finish(slot, num_cached_tokens=found.pop(0))
+
+    fake.script = run
+    body = completion(prompt=["a", "b"], n=2)
+    usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (10, 4)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
 async def test_usage_is_told_when_a_stream_ends_badly(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

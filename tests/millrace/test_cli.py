@@ -214,6 +214,7 @@ def test_every_command_describes_its_options(name: str, capsys: pytest.CaptureFi
     [
         (["--model", "/nowhere"], "no model folder at /nowhere"),
         (["--model", "{tmp}"], "{tmp} is not a model folder: it has no config.json"),
+        (["--model", "{tmp}/file"], "{tmp}/file is a file: a model is a folder, of safetensors"),
         (
             ["--model", "{tmp}/adapter"],
             "{tmp}/adapter holds an adapter alone (adapter_config.json)",

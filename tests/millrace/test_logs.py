@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.commands import logs
+from millrace.state import StateFolder
 
 BUSY = [f"api-gateway-1 | request {number}" for number in range(1000)]
 CALM = ["worker-1 | loading", "worker-1 | ready"]
@@ -50,6 +51,35 @@ def test_a_long_line_is_shown_whole(
     logs.add_arguments(parser)
     assert logs.run(parser.parse_args([*options, "--state", str(tmp_path)])) == 0
     assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_who_follows_goes_on_in_the_next_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the old one got at last is shown too, and a line once it is whole."""
+    state = StateFolder(tmp_path)
+    state.log.parent.mkdir()
+    state.log.write_text("none\na\n")
+
+    def write(text: str) -> None:
+        with state.log.open("a") as file:
+            file.write(text)
+
+    def rotate() -> None:
+        write("d\n")
+        state.log.replace(state.log.with_suffix(".log.1"))
+        write("e\n")
+
+    happens = iter((lambda: write("b\nc"), rotate, lambda: write("f\n")))
+
+    def running() -> object:
+        if (step := next(happens, None)) is not None:
+            step()
+        return step
+
+    monkeypatch.setattr(logs, "POLL_S", 0)
+    monkeypatch.setattr(state, "running", running)
+    assert list(logs.follow(state, 1)) == ["a", "b", "cd", "e", "f"]
 
 
 def test_a_number_of_lines_is_one(capsys: pytest.CaptureFixture[str]) -> None:

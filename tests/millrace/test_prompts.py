@@ -114,6 +114,10 @@ def test_vectors() -> None:
     ("prompt", "message"),
     [
         ({"prompt_token_ids": None}, "prompt_token_ids must be a list of token ids, got None"),
+        ({"prompt_token_ids": [1, "2"]}, "prompt_token_ids has '2', no id"),
+        ({"prompt_token_ids": [True]}, "prompt_token_ids has True, no id"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids has -1, no id"),
+        ({"prompt_token_ids": [2**32]}, "prompt_token_ids has 4294967296, no id"),
         ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of token ids, got 5"),
         ({"prompt": "a", 1: 2, "z": 3}, "a prompt of prompt may not also have"),
         ("\ud800", "prompt is not Unicode text"),
@@ -137,6 +141,11 @@ def test_what_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
 def test_what_is_no_talk_is_refused(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match="messages must be a list of messages"):
         conversations(messages, {})
+
+
+def test_a_talk_without_messages_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="messages is empty"):
+        conversations([], {})
 
 
 def test_what_are_no_prompts_are_refused() -> None:
