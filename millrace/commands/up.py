@@ -228,7 +228,7 @@ def make_plan(args: argparse.Namespace, path: Path, variables: dict[str, str]) -
         root=file.root,
         url=f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}",
         model=served_names(Path(variables.get("MODEL") or DEMO_MODEL), served)[0],
-        is_public=not any(host.startswith("127.") for host, _ in published),
+        is_public=not host.startswith("127."),
         ready_timeout_s=args.ready_timeout,
     )
 

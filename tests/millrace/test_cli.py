@@ -468,6 +468,24 @@ def test_the_banner_shows_no_digest_as_a_key(tmp_path: Path) -> None:
     assert "KEY is one whose sha256 stands in /my/keys" in asked
 
 
+@pytest.mark.parametrize(("host", "is_public"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_plan_knows_whether_others_reach_its_api(
+    host: str, is_public: bool, tmp_path: Path
+) -> None:
+    """A second port that was published to this machine alone hid that the first was open to all."""
+    up, parser = up_and_its_parser()
+    api, metrics = free_port(), free_port()
+    file = tmp_path / "compose.yml"
+    file.write_text(
+        "services: {door: {command: [x], environment: {A_PORT: '1', B_PORT: '2'}, "
+        f"ports: ['{host}:{api}:1', '127.0.0.1:{metrics}:2']}}}}"
+    )
+    plan = up.make_plan(parser.parse_args([]), file, {"SERVED_MODEL_NAME": "m"})
+    assert (plan.url, plan.is_public) == (f"http://127.0.0.1:{api}", is_public)
+    (replica,) = plan.replicas
+    assert replica.ports == {1: api, 2: metrics}
+
+
 def test_a_folder_of_others_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def denied(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied")
