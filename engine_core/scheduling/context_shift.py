@@ -39,7 +39,7 @@ def replay(sequence: Sequence) -> None:
     while sequence.is_full or delivered:
         if sequence.is_full:
             drop_middle(sequence)
-        room = sequence.max_total - len(sequence.tokens) if sequence.may_shift else len(delivered)
+        room = sequence.max_total - len(sequence.tokens)
         sequence.tokens += delivered[:room]
         del delivered[:room]
     sequence.num_expected = len(sequence.tokens)
