@@ -36,7 +36,7 @@ def tools_of(body: Prompted) -> dict[str, Any]:
         chosen = NamedTool(function=FunctionName(choice.name))
     return {
         "tools": tools or None,
-        "tool_choice": chosen if tools or chosen != "auto" else None,
+        "tool_choice": chosen,
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
     }
 

@@ -15,7 +15,7 @@ import pytest
 
 from api_gateway.anthropic.conversation import messages_of
 from api_gateway.anthropic.schema import MessagesRequest
-from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
+from protos.common_pb2 import ERROR, IGNORED, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running, serving, until
 from tests.api_gateway.test_responses import saying, sent
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
@@ -317,9 +317,17 @@ async def test_an_answer_that_is_begun_goes_on(
     begun = {"role": "assistant", "content": "The best answer is ("}
     assert (await client.post(URL, json=ask(messages=[USER, begun]))).status_code == 200
     assert seen(fake).chat.continue_final_message
-    for messages in ([USER], [USER, {"role": "assistant", "content": []}]):
+    assert json.loads(seen(fake).chat.messages_json) == [USER, begun]
+    silent = {"role": "assistant", "content": []}
+    call = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
+    calling = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]}
+    for messages in ([USER], [USER, silent], [USER, silent, USER], [USER, calling]):
         assert (await client.post(URL, json=ask(messages=messages))).status_code == 200
         assert not seen(fake).chat.continue_final_message
+        told = json.loads(seen(fake).chat.messages_json)
+        assert [one["role"] for one in told] == [one["role"] for one in messages]
+    auto = ask(tool_choice={"type": "auto"})
+    assert (await client.post(URL, json=auto)).status_code == 200
 
 
 async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -329,6 +337,22 @@ async def test_the_form_of_an_answer(client: httpx.AsyncClient, fake: FakeTokeni
     older = {"output_format": config["format"]}
     assert (await client.post(URL, json=ask(**older))).status_code == 200
     assert seen(fake).text.grammar.kind == Grammar.JSON_SCHEMA
+
+
+@pytest.mark.parametrize("field", ["output_format", "output_config.format"])
+async def test_a_form_that_cannot_be_kept_to_is_blamed_on_its_field(
+    client: httpx.AsyncClient, fake: FakeTokenizer, field: str
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "response_format: no", "param": "response_format"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", code="invalid_grammar", **said)
+
+    fake.script = refuse
+    given: Any = {"type": "json_schema", "schema": SCHEMA}
+    first, _, second = field.partition(".")
+    body = ask(**{first: {second: given} if second else given})
+    error = (await client.post(URL, json=body)).json()["error"]
+    assert (error["param"], error["message"]) == (field, f"{field}: no")
 
 
 async def test_what_clients_send_that_asks_for_nothing(client: httpx.AsyncClient) -> None:
@@ -361,6 +385,9 @@ def block(**fields: Any) -> dict[str, Any]:
         (block(type="tool_result", tool_use_id="c", content=[{"type": "image"}]),
          "messages[0].content[0].content[0].type"),
         (ask(system=[{"type": "image"}]), "system[0].type"),
+        (ask(system=[{"type": "text", "text": "a"}] * 257), "system"),
+        (ask(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 257}]),
+         "messages[0].content"),
         (ask(messages=[{"role": "assistant", "content": [
             {"type": "tool_use", "id": "c", "name": "n", "input": {}}] * 129}]),
          "messages[0].content[128]"),

@@ -19,7 +19,7 @@ from api_gateway.parsers.calls import Content, Offer
 from api_gateway.responses.objects import Head
 from api_gateway.responses.output import Events, Items
 from api_gateway.tools import FORMATS, ToolPlan
-from protos.common_pb2 import ERROR, LENGTH, Grammar, ModelInfo
+from protos.common_pb2 import ERROR, IGNORED, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running, serving
 from tests.api_gateway.test_tools import ARGUMENTS, CITY, N, W
 from tests.support.fake_tokenizer import MODEL, FakeTokenizer, Stream, echo
@@ -107,8 +107,10 @@ async def test_a_response_tells_what_was_asked_for(client: httpx.AsyncClient) ->
         "safety_identifier": "s", "user": "u", "tool_choice": {"type": "function", "name": "now"},
         "reasoning": {"effort": "low", "summary": None}, "instructions": "",
     }  # fmt: skip
-    told = (await client.post(URL, json=ask(**asked, tools=TOOLS))).json()
+    body = ask(**asked, tools=TOOLS, text={"verbosity": "medium"})
+    told = (await client.post(URL, json=body)).json()
     assert {name: told[name] for name in asked} == asked
+    assert told["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
     assert [tool["name"] for tool in told["tools"]] == ["get_weather", "now"]
 
 
@@ -243,7 +245,7 @@ async def test_a_conversation_comes_back_as_it_was_said(
         {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed",
          "content": [{"type": "reasoning_text", "text": "look it up"}], "encrypted_content": None},
         {"type": "reasoning", "id": "rs_2",
-         "summary": [{"type": "summary_text", "text": "or not"}]},
+         "summary": [{"type": "summary_text", "text": "or not"}], "content": []},
         {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
          "content": [{"type": "output_text", "text": "I ask.", "annotations": [], "logprobs": []}]},
         {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "now", "arguments": "{}"},
@@ -254,6 +256,7 @@ async def test_a_conversation_comes_back_as_it_was_said(
         {"role": "assistant", "content": "Noon."},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "Or one."}]},
         {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "hidden"},
+        {"type": "reasoning", "id": "rs_4", "encrypted_content": "hidden"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"},
                                      {"type": "input_text", "text": "b"}]},
     ]  # fmt: skip
@@ -332,6 +335,11 @@ async def test_the_form_of_an_answer(
          "input[0].content[0].type"),
         (ask(input=[{"role": "user", "content": [{"type": "input_text"}]}]),
          "input[0].content[0].text"),
+        (ask(input=[{"role": "user", "content": [{"type": "input_text", "text": 5}]}]),
+         "input[0].content[0].text"),
+        (ask(input=[{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 257}]),
+         "input[0].content"),
+        (ask(input=[{"type": "reasoning", "summary": []}] * 4097), "input"),
         (ask(input=[{"type": "function_call", "call_id": "c", "name": "n"}]), "input[0].arguments"),
         (ask(max_output_tokens=-1), "max_output_tokens"),
         (ask(temperature=9), "temperature"),
@@ -381,6 +389,25 @@ async def test_errors_from_below_name_the_clients_fields(
         assert error["message"] == "max_output_tokens 9 is too many"
 
 
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("text.format", {"text": {"format": {"type": "json_object"}}}),
+        ("structured_outputs", {"structured_outputs": {"json": {}}}),
+    ],
+)
+async def test_a_form_that_cannot_be_kept_to_is_blamed_on_its_field(
+    client: httpx.AsyncClient, fake: FakeTokenizer, field: str, more: dict[str, Any]
+) -> None:
+    def refuse(stream: Stream, slot: int) -> None:
+        said = {"message": "response_format: no", "param": "response_format"}
+        stream.fail(slot, IGNORED, kind="InvalidRequest", code="invalid_grammar", **said)
+
+    fake.script = refuse
+    error = (await client.post(URL, json=ask(**more))).json()["error"]
+    assert (error["param"], error["message"]) == (field, f"{field}: no")
+
+
 async def test_functions_of_a_namespace(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     """As Codex offers those of an MCP server, beside a search that is the host's."""
     call = {"name": "mcp__calc__add", "arguments": {}}
@@ -422,6 +449,16 @@ async def test_what_a_function_gives_back_is_shown_and_repeated(
     seen = list(fake.streams[-1].requests_seen.values())[-1]
     plain, more = [tool["function"] for tool in json.loads(seen.chat.tools_json)]
     assert more == {**plain, "name": "f", **gives} and not gives.keys() & plain.keys()
+
+
+async def test_a_name_may_be_as_long_as_any_with_its_namespace(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    space = {"type": "namespace", "name": "n" * 51, "tools": [TOOL]}
+    assert (await client.post(URL, json=ask(tools=[space]))).status_code == 200
+    (request,) = fake.streams[-1].requests_seen.values()
+    (shown,) = json.loads(request.chat.tools_json)
+    assert len(shown["function"]["name"]) == 64
 
 
 async def test_effort_is_no_error_where_there_are_no_thoughts(fake: FakeTokenizer) -> None:

@@ -256,6 +256,29 @@ def test_a_terminal_is_told_how_an_answer_ended(
     assert [message["content"] for message in there.asked[1]] == ["One?", "Yes", "Two?"]
 
 
+class Ponderer(Thinker):
+    """Is stopped while it thinks."""
+
+    def events(self, path: str, body: dict[str, Any]) -> Any:
+        self.asked.append(body["messages"])
+        yield {"choices": [{"delta": {"reasoning": "Hm"}}]}
+        raise KeyboardInterrupt
+
+
+def test_thoughts_that_are_stopped_are_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal would show all that follows as thoughts."""
+    there = Ponderer()
+    monkeypatch.setattr(chat, "server", lambda args: there)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One?\nTwo?\n"))
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert chat.run(parser.parse_args([])) == 0
+    assert capsys.readouterr().out == "[thinks] Hm\n\n [stopped]\n" * 2
+    assert there.asked[1] == [{"role": "user", "content": "Two?"}]
+
+
 def test_a_chat_forgets_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Thinker()
     monkeypatch.setattr(chat, "server", lambda args: there)
