@@ -7,6 +7,7 @@ tests marked `model` run on a user's own folder.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import json
 import shutil
@@ -122,6 +123,7 @@ class Gate:
         self.num_rows = 0
         self._num_free = num_free
         self._open = threading.Event()
+        self.reached = threading.Event()
         self._hook = llm.register_hook("logits", self._pass)
 
     def open(self) -> None:
@@ -133,6 +135,7 @@ class Gate:
 
     def _pass(self, name: str, logits: Any, layer: int) -> None:
         if self.num_rows >= self._num_free:
+            self.reached.set()
             self._open.wait()
         self.num_rows += len(logits)
 
@@ -155,6 +158,25 @@ def test_a_stream_tells_what_there_is_and_may_be_left(llm: LLM, gate: Gate) -> N
     (whole,) = llm.generate("Hello", sampled(3))
     assert text(whole).startswith(text(first))
     assert gate.num_rows <= 8 + 2 + 16, "the stream that was left went on"
+
+
+def test_what_ctrl_c_has_ended_is_not_computed(
+    llm: LLM, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = concurrent.futures.Future.result
+
+    def interrupted(future: concurrent.futures.Future[Any], timeout: float | None = None) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return result(future, timeout)  # the loop's, of its own threads
+        gate.reached.wait()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(concurrent.futures.Future, "result", interrupted)
+        llm.generate("Hello", sampled(3, max_tokens=200, ignore_eos=True))
+    gate.open()
+    llm.generate("Hello", sampled(3))
+    assert gate.num_rows <= 8 + 2 + 16, "what nobody waits for went on"
 
 
 def test_chat_uses_the_folders_template(llm: LLM) -> None:
