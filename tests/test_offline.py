@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +350,27 @@ def test_a_model_without_a_head_embeds_and_says_nothing(tiny: Path, tmp_path: Pa
     assert refused.value.param == "model"
 
 
+def test_a_vector_may_be_cut(llm: LLM) -> None:
+    whole, cut = (llm.embed("one two", dimensions=count)[0].embedding for count in (None, 4))
+    assert len(cut) == 4 < len(whole)
+    size = sum(x * x for x in whole[:4]) ** 0.5
+    assert cut == pytest.approx([x / size for x in whole[:4]], rel=1e-4)
+
+
+def test_what_is_told_beside_each_token(llm: LLM) -> None:
+    """Of all answers together, and of the prompt once."""
+    params = sampled(1, n=2, max_tokens=4, ignore_eos=True, return_sampler_trace=True)
+    params = replace(params, prompt_logprobs=1)
+    (output,) = llm.generate("one two three", params)
+    assert [len(one.sampler_trace or ()) for one in output.outputs] == [4, 4]
+    first, *rows = output.prompt_logprobs or ()
+    assert first is None and len(rows) == output.num_prompt_tokens - 1
+    assert all(
+        token_id in (row or {})
+        for token_id, row in zip(output.prompt_token_ids[1:], rows, strict=True)
+    )
+
+
 def test_a_folder_that_cannot_be_named_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no model folder at"):
         LLM("a\0b")
@@ -449,8 +470,10 @@ def test_greedy_answers_are_those_of_the_reference(folder: Path) -> None:
 def test_an_llm_that_cannot_be_opened_says_why(
     tiny: Path, options: dict[str, Any], message: str
 ) -> None:
+    before = set(threading.enumerate())
     with pytest.raises(InvalidRequest, match=message):
         LLM(**{"model": tiny, **options})
+    assert all_end(set(threading.enumerate()) - before)
 
 
 def all_end(threads: set[threading.Thread]) -> bool:

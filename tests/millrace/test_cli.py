@@ -119,10 +119,11 @@ def test_a_terminal_obeys_no_word_of_a_server(
 
 
 def test_a_terminal_obeys_no_name_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    reply = r'HTTP/1.1 200 OK{}{}{{"data": [{{"id": "a\u001b]0;mine\u0007"}}]}}'
+    reply = r'HTTP/1.1 200 OK{}{}{{"data": [{{"id": "a\u001b]0;mine\u0007", '
+    reply += '"max_model_len": 8}}, {{"id": "b"}}]}}'
     with answering(reply.format("\r\n", "\r\n")) as server:
         assert main(["models", "--url", server.url]) == 0
-    assert capsys.readouterr().out == "a]0;mine\n"
+    assert capsys.readouterr().out == "a]0;mine  8 tokens\nb\n"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "warm"])

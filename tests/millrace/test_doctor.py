@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,31 @@ def test_a_failure_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixt
     assert {line.split()[0] for line in lines} <= {"ok", "warn", "fail"}
     subjects = {line.split()[1] for line in lines}
     assert subjects >= {"cores", "memory", "cpu", "python", "packages", "compiler", "gpu", "port"}
+
+
+def test_a_machine_that_lacks_nothing_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A little memory is none, either."""
+    flags = "processor\t: 0\nflags\t\t: fpu avx2 avx512f\n"
+    monkeypatch.setattr(doctor, "free_bytes", lambda: None)
+    read = Path.read_text
+
+    def told_flags(path: Path, *args: Any, **more: Any) -> str:
+        return flags if path.name == "cpuinfo" else read(path, *args, **more)
+
+    monkeypatch.setattr(Path, "read_text", told_flags)
+    monkeypatch.setattr(doctor, "gpu", lambda: [])
+    monkeypatch.setattr(doctor, "kernels", lambda: doctor.Finding("ok", "kernels", "here"))
+    write_tokenizer(folder := write_folder(tmp_path / "m"))
+    state = tmp_path / "not" / "yet"
+    options = ["--model", str(folder), "--state", str(state), "--port", str(free_port())]
+    assert main(["doctor", *options]) == 0
+    told = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert told["memory"].split() == ["warn", "memory", "0.0", "GiB", "available"]
+    assert told["cpu"].split(None, 2) == ["ok", "cpu", "AVX2, AVX512"]
+    assert told["packages"].startswith("ok") and "msgspec " in told["packages"]
+    assert told["state"].split(None, 2) == ["ok", "state", f"{state} can be written"]
 
 
 def test_a_machine_without_proc_is_named(

@@ -73,6 +73,15 @@ def test_the_listener_of_a_port_is_found() -> None:
     assert listener(port) is None
 
 
+def test_who_only_talks_on_a_port_does_not_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        peer, _ = server.accept()
+    with client, peer:
+        assert listener(port) is None
+
+
 def test_a_port_that_could_be_shared_counts_as_taken() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port), reuse_port=True):
