@@ -80,6 +80,7 @@ async def test_a_response_whole(client: httpx.AsyncClient, fake: FakeTokenizer) 
     assert whole["instructions"] == "Be short." and whole["temperature"] == 0.5
     assert whole["metadata"] == {"k": "v"} and whole["store"] is whole["background"] is False
     assert whole["error"] is whole["incomplete_details"] is None
+    assert whole["parallel_tool_calls"] is True and whole["reasoning"]["effort"] is None
     (request,) = fake.streams[-1].requests_seen.values()
     assert json.loads(request.chat.messages_json) == [
         {"role": "system", "content": "Be short."},

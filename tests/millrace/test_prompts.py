@@ -104,8 +104,9 @@ def test_vectors() -> None:
     assert len(request.prompt_token_ids) == 8
     assert embed_request("x", INFO, "r", "last").limits.HasField("pooling")
     assert not embed_request("x", INFO, "r", None).limits.HasField("pooling")
-    with pytest.raises(InvalidRequest, match="last or mean"):
-        embed_request("x", INFO, "r", "max")
+    for pooling in ("max", ["mean"]):
+        with pytest.raises(InvalidRequest, match="last or mean"):
+            embed_request("x", INFO, "r", pooling)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="a prompt must be"):
         embed_request({"messages": MESSAGES}, INFO, "r", "last")
 
