@@ -109,7 +109,7 @@ static inline void await_stores_past_caches() {
 void Pool::pull(uint32_t job, int thread) {
   for (;;) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    int64_t count = count_.load(std::memory_order_relaxed);
+    int64_t count = count_.load(std::memory_order_acquire);
     Call call = call_.load(std::memory_order_relaxed);
     void* piece = piece_.load(std::memory_order_relaxed);
     int64_t number = int64_t(ticket & 0xffffffff);
@@ -126,13 +126,13 @@ void Pool::pull(uint32_t job, int thread) {
 void Pool::share(int64_t count, Call call, void* piece) {
   await_stores_past_caches();  // of a piece that the caller had to itself
   uint32_t job = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  // A thread late to the last job must find it empty while the fields change under it.
-  count_.store(0, std::memory_order_relaxed);
+  // A thread late to the last job finds all of it taken, or the ticket changed: the new count is never
+  // seen before this ticket is, on ARM neither, where other stores may overtake each other.
   ticket_.store(uint64_t(job) << 32 | 0xffffffff, std::memory_order_seq_cst);
   call_.store(call, std::memory_order_relaxed);
   piece_.store(piece, std::memory_order_relaxed);
   num_left_.store(count, std::memory_order_relaxed);
-  count_.store(count, std::memory_order_relaxed);
+  count_.store(count, std::memory_order_release);
   ticket_.store(uint64_t(job + 1) << 32, std::memory_order_seq_cst);
   if (num_asleep_.load() > 0) {
     pthread_mutex_lock(&mutex_);
