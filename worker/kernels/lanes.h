@@ -35,7 +35,6 @@ inline Lanes larger_magnitude(Lanes a, Lanes b) {
 inline float largest_magnitude(Lanes a) {
   return from_bits(uint32_t(_mm512_reduce_max_epi32(_mm512_castps_si512(a.v))));
 }
-inline Lanes square_root(Lanes a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Lanes round_even(Lanes a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 // a · 2^n for whole n, -150 .. 128. Other levels take two steps: neither end is an exponent.
 inline Lanes times_power(Lanes a, Lanes n) { return {_mm512_scalef_ps(a.v, n.v)}; }
@@ -138,7 +137,6 @@ inline float largest_magnitude(Lanes a) {
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return from_bits(uint32_t(_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)))));
 }
-inline Lanes square_root(Lanes a) { return {_mm256_sqrt_ps(a.v), _mm256_sqrt_ps(a.w)}; }
 inline Lanes round_even(Lanes a) { return {_mm256_round_ps(a.v, 8), _mm256_round_ps(a.w, 8)}; }
 inline __m256 power(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
@@ -238,7 +236,6 @@ inline float largest_magnitude(Lanes a) {
   for (float v : a.v) most = to_bits(v) > most ? to_bits(v) : most;
   return from_bits(most);
 }
-inline Lanes square_root(Lanes a) { EACH_LANE(__builtin_sqrtf(a.v[i])); }
 inline Lanes round_even(Lanes a) { EACH_LANE(__builtin_rintf(a.v[i])); }
 inline Lanes times_power(Lanes a, Lanes n) {
   auto power = [](int32_t e) { return from_bits(uint32_t(e + 127) << 23); };

@@ -99,7 +99,7 @@ inline float error_at(const float* values, int64_t group, float scale) {
 // The bf16 scale of -8..7 that loses least, of a few: the extreme becomes -8 or -7, or is cut off a
 // little so that all others get finer steps. Not a number where a weight is not finite.
 inline float best_scale(const float* values, int64_t group) {
-  constexpr float STEPS[] = {-8.0f, -7.0f, -8.4f, -8.9f, -9.5f, 7.0f};
+  constexpr float STEPS[] = {-8.0f, -7.0f, -8.4f, -8.9f, -9.5f};
   float extreme = 0.0f;
   uint32_t size = 0;
   for (int64_t k = 0; k < group; k++) size = larger_size(size, values[k]);
