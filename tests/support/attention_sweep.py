@@ -21,6 +21,8 @@ MORE = (
     Case(6, 1, 48, form="bf16", spans=SPANS),
     Case(17, 1, 64, block_size=1, window=100, form="bf16", spans=SPANS),
     Case(8, 2, 36, form="bf16", spans=((0, 40), (255, 256))),
+    # Of a tile's rows the first sees a whole run of keys, and those after it do not.
+    Case(2, 2, 32, window=33, form="bf16", spans=((0, 100), (64, 70))),
 )
 
 

@@ -218,6 +218,17 @@ def test_numbers_of_any_size_give_the_same_bits_at_every_level(
 
 
 @pytest.mark.parametrize("form", ALL)
+def test_a_power_of_two_of_the_inputs_is_one_of_the_outputs(form: Format) -> None:
+    """However small: activations, and weights of int8, have scales of their own size."""
+    x, weight, small = floats(9, 300), floats(40, 300, seed=1), np.float32(2.0**-90)
+    for level in levels():
+        whole = linear(x, weight, form=form, level=level)
+        assert np.array_equal(linear(x * small, weight, form=form, level=level), whole * small)
+        if form is Format.INT8:
+            assert np.array_equal(linear(x, weight * small, form=form, level=level), whole * small)
+
+
+@pytest.mark.parametrize("form", ALL)
 def test_what_is_not_finite_stays_in_its_row(form: Format) -> None:
     x, weight = floats(14, 64), floats(20, 64, seed=1)
     expected = linear(x, weight, form=form)
@@ -247,6 +258,28 @@ def test_quantised_weights_lose_as_little_as_they_must(form: Format, bound: floa
     exact = x @ weight.T
     lost = linear(x, weight, form=form) - exact
     assert np.sqrt((lost**2).mean() / (exact**2).mean()) < bound
+
+
+def test_a_group_of_int4_has_the_scale_that_loses_least() -> None:
+    """Of those whose steps make its extreme -8 or -7, or cut a little off it."""
+    even = np.random.default_rng(0).uniform(-1, 1, (32, 512)).astype(np.float32)
+    weight = np.concatenate([floats(32, 512), even])
+    packed = backend(weights=Format.INT4).pack_linear([weight])
+    lines = packed.weight.reshape(4, -1, 16, 4)
+    steps = np.stack([lines & 15, lines >> 4], axis=2).reshape(4, -1, 16, 4)
+    scales = to_float32(packed.scales.view(np.uint16)).reshape(4, -1, 16).transpose(0, 2, 1)
+    groups = weight.reshape(64, -1, 128)
+    whole = steps.transpose(0, 2, 1, 3).reshape(groups.shape) - 8.0
+    lost = ((whole * scales.reshape(64, -1, 1) - groups) ** 2).sum(axis=2)
+    places = np.abs(groups).argmax(axis=2, keepdims=True)
+    extreme = np.take_along_axis(groups, places, axis=2)
+    errors = []
+    for most in (-8.0, -7.0, -8.4, -8.9, -9.5):
+        scale = bf16_of(extreme / np.float32(most))
+        kept = np.clip(np.rint(groups / scale), -8, 7) * scale
+        errors.append(((kept - groups) ** 2).sum(axis=2))
+    assert set(np.argmin(errors, axis=0).flat) == {0, 1, 2, 3, 4}  # each is the best of some
+    np.testing.assert_allclose(lost, np.min(errors, axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", [Format.INT8, Format.INT4])
