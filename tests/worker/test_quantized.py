@@ -30,6 +30,7 @@ from worker.safetensors import SafetensorsFile
 from worker.weights import FolderWeights
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+ROUND = GPTQ | {"quant_method": "auto-round"}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -48,6 +49,19 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     "gptq of 8 bits": (gptq(8, 16), GPTQ | {"bits": 8, "group_size": 16}),
     "gptq of 2 bits": (gptq(2, 32), GPTQ | {"bits": 2}),
     "gptq_v2": (gptq(4, 32, less=0), GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "gptq_v2 by its newer field": (
+        gptq(4, 32, less=0),
+        GPTQ | {"format": "gptq_v2", "checkpoint_format": "gptq"},
+    ),
+    "auto-round as gptq": (
+        gptq(4, 32),
+        ROUND | {"packing_format": "auto_round:auto_gptq", "data_type": "int"},
+    ),
+    "auto-round as gptq_v2": (
+        gptq(4, 32, less=0),
+        ROUND | {"packing_format": "auto_round:gptqmodel"},
+    ),
+    "auto-round as awq": (awq(32), ROUND | {"packing_format": "auto_round:auto_awq"}),
     "gptq in another order": (gptq(4, 16, is_shuffled=True), GPTQ | {"group_size": 16}),
     "awq": (awq(16), AWQ),
     "awq of an odd group": (awq(20), AWQ | {"group_size": 20}),
@@ -244,6 +258,8 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
         (GPTQ | {"group_size": 0}, "group_size is 0, allowed: a positive"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', allowed: absent"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True, allowed: absent, False"),
+        (GPTQ | {"format": "marlin"}, "format is 'marlin', allowed: absent"),
+        (ROUND, "packing_format is None, allowed: 'auto_round:auto_gptq'"),
         (AWQ | {"version": "gemv"}, "version is 'gemv', allowed: absent, 'gemm'"),
         (AWQ | {"bits": 8}, "bits is 8, allowed: 4"),
         (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),

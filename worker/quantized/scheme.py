@@ -42,15 +42,27 @@ def read_scheme(config: Fields) -> Scheme | None:
 
 def _gptq(fields: Fields) -> Scheme:
     bits = _bits(fields, "bits", 2, 4, 8)
-    _one_of(fields, "checkpoint_format", None, "", "gptq", "gptq_v2")
+    for name in FORMATS:
+        _one_of(fields, name, None, "", "gptq", "gptq_v2")
     _one_of(fields, "pack_dtype", None, "int32")
     _one_of(fields, "is_marlin_format", None, False)
-    is_second = fields.get("checkpoint_format") == "gptq_v2"
-    return Scheme("gptq", "gptq", bits, _group(fields), not is_second)
+    told = next((found for name in FORMATS if (found := fields.get(name))), "gptq")
+    return Scheme("gptq", "gptq", bits, _group(fields), told == "gptq")
+
+
+def _auto_round(fields: Fields) -> Scheme:
+    _one_of(fields, "data_type", None, "int")
+    name = "packing_format"
+    _one_of(fields, name, "auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")
+    if fields.text(name).endswith("awq"):
+        return Scheme("auto-round", "awq", _bits(fields, "bits", 4), _group(fields))
+    is_less = fields.text(name).endswith(":auto_gptq")
+    return Scheme("auto-round", "gptq", _bits(fields, "bits", 2, 4, 8), _group(fields), is_less)
 
 
 def _awq(fields: Fields) -> Scheme:
-    _one_of(fields, "version", None, "gemm", "GEMM")
+    for name in ("version", "format"):
+        _one_of(fields, name, None, "gemm", "GEMM")
     return Scheme(
         "awq", "awq", _bits(fields, "w_bit" if fields.has("w_bit") else "bits", 4), _group(fields)
     )
@@ -105,10 +117,13 @@ def _bitsandbytes(fields: Fields) -> Scheme:
     return Scheme("bitsandbytes", "codes")
 
 
+FORMATS = ("format", "checkpoint_format")
+"""Of GPTQModel; the first that says something counts."""
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 READERS: dict[str, Callable[[Fields], Scheme]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
