@@ -60,7 +60,7 @@ def unpacked(words: Stored, bits: int, places: Sequence[int] = ()) -> Codes:
     """int32 [..., n] → uint8 [..., n * count], count = 32 / bits: code i of a word lies at place
     `places[i]` of it, counted from the lowest bits; without `places` at place i."""
     octets = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
-    if bits == 8 and not places:
+    if bits == 8:
         return octets.reshape(*words.shape[:-1], -1)
     codes = np.empty((*words.shape, 32 // bits), np.uint8)
     for i, place in enumerate(places or range(32 // bits)):
