@@ -122,10 +122,10 @@ CASES = [
     Case(40, 1, 6, block_size=1, form="bf16"),
     Case(2, 1, 256),
     Case(8, 8, 20, window=1),
-    # As many keys for each of some threads; and a sequence without rows before the others.
+    # As many keys for each of some threads; and sequences without rows before, between and after.
     Case(16, 8, 32, form="bf16", spans=tuple((start, start + 1) for start in range(200, 208))),
     Case(6, 6, 40, block_size=1, window=77, spans=((9, 9), (129, 130), (0, 3), (140, 141))),
-    Case(2, 1, 16, spans=((9, 9), (129, 130), (140, 141))),
+    Case(2, 1, 16, spans=((9, 9), (129, 130), (7, 7), (140, 141), (5, 5))),
     # Long ones, of which threads compute parts: in rounds, beside a short one, three of them.
     Case(6, 2, 8, form="bf16", spans=((9000, 9001),)),
     Case(8, 4, 16, form="bf16", spans=((1100, 1103), (40, 41))),
