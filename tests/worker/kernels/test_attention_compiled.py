@@ -216,8 +216,12 @@ def test_a_long_sequence_is_shared_by_the_threads() -> None:
         np.testing.assert_allclose(one[b], case.expected(b), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", [CASES[8], CASES[12]._replace(block_size=1)], ids=str)
-@pytest.mark.parametrize("threads", [2, 5, 300])
+MANY_SHORT = Case(4, 4, 8, spans=tuple((n, n + 1) for n in range(10, 110)))
+"""Of one split each, so that what another thread took looks like what was next."""
+
+
+@pytest.mark.parametrize("case", [MANY_SHORT, CASES[12]._replace(block_size=1)], ids=str)
+@pytest.mark.parametrize("threads", [3, 4, 5, 300])
 def test_what_one_thread_takes_from_another_is_computed_like_its_own(
     case: Case, threads: int
 ) -> None:
