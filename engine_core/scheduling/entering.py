@@ -170,14 +170,12 @@ class Entering:
         """The embedding is out, and with it all that was asked for."""
         if sequence.status not in _ON_ITS_WAY:
             return
-        sequence.first_token_at = sequence.last_token_at = now
         self._roster.end(sequence, FinishReason.STOPPED, now, num_output_tokens=0)
 
     def _finish_scored(self, sequence: Sequence, now: float) -> None:
         """All of its prompt is computed that tells something: no output is to follow."""
         if sequence.status not in _ON_ITS_WAY:
             return
-        sequence.first_token_at = sequence.last_token_at = now
         if sequence.owes_prompt_logprobs:
             problem = problem_of(SequenceFault(sequence.seq_id, "the worker told no logprobs"))
             self._roster.end(sequence, FinishReason.ERROR, now, problem=problem)

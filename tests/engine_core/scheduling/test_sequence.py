@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine_core.scheduling.request import FinishReason, Request
 from engine_core.scheduling.sequence import FINISHED, TRANSITIONS, Room, Sequence, Status
 from protos.limits import PROOF_TOKENS
-from protos.worker import Limits
+from protos.worker import Finished, Limits
+from tests.engine_core.scheduling.scenario import Scenario
 
 CUT_OFF = ("ABORTED", "DEADLINE", "STOPPED")
 
@@ -59,6 +61,34 @@ def test_phases() -> None:
     assert row.phases(8.0) == (2.0, 1.0, 0.0)
     row.first_token_at, row.last_token_at = 10.0, 14.0
     assert row.phases(99.0) == (2.0, 3.0, 4.0)
+
+
+def phases_of(add: str, *steps_at: tuple[float, float]) -> tuple[float, float, float]:
+    """Return the phases in the end of one request that comes at 10 and is computed in steps."""
+    scenario, ends = Scenario(), []
+    scenario.now = 10.0
+    assert scenario.run(f"add slot=1 {add}") == "ok"
+    finish = scenario.scheduler._roster.finish
+
+    def spy(*args: Any, **more: Any) -> Finished:
+        ends.append(finish(*args, **more))
+        return ends[-1]
+
+    scenario.scheduler._roster.finish = spy  # type: ignore[method-assign]
+    for planned_at, applied_at in steps_at:
+        scenario.now = planned_at
+        scenario.run("plan")
+        scenario.now = applied_at
+        scenario.run("apply")
+    ((queue_s, prefill_s, decode_s),) = [(e.queue_s, e.prefill_s, e.decode_s) for e in ends]
+    return queue_s, prefill_s, decode_s
+
+
+def test_an_end_tells_how_long_each_phase_was() -> None:
+    steps = ((11.0, 13.0), (14.0, 17.0), (18.0, 20.0))
+    assert phases_of("prompt=4 max=3", *steps) == (1.0, 2.0, 7.0)
+    assert phases_of("prompt=4 kind=embed", steps[0]) == (1.0, 2.0, 0.0)
+    assert phases_of("prompt=4 kind=score prompt_logprobs=1", steps[0]) == (1.0, 2.0, 0.0)
 
 
 def test_a_complete_grammar_ends_before_min_tokens() -> None:
