@@ -6,6 +6,7 @@ Knows no text and no transport: an engine is anything that keeps the promises of
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from protos.engine_pb2 import GenerateRequest
 from protos.words import STALE_S
 from tokenizer_service.ticket import Choice, Ticket
 
+log = logging.getLogger(__name__)
 CONNECTION_LOST = "connection lost"
 """The only reason in the last state of an engine whose stream is lost."""
 KEPT_S = 10.0
@@ -110,6 +112,8 @@ class EngineSeat:
         self.link = link
         self.says_ready = False
         """By its own word, though its weights may be others than those that are served."""
+        self.engine = ""
+        """What it is called in states; given with its first one."""
         self.live: dict[int, Choice] = {}
         self.heard_s = time.monotonic()
         self._next_slot = 0
@@ -245,10 +249,21 @@ class EngineSeats:
         if link.state is not None:
             if seat is not None:
                 seat.says_ready = link.state.ready
+                seat.engine = link.state.engine = seat.engine or self._name(link, link.state.engine)
             self._model.check(link.state)
         if seat is not None:
             self.heard(seat)
         self._wake()
+
+    def _name(self, link: EngineLink, told: str) -> str:
+        """Return what an engine is to be called: hosts of one image may have one name.
+
+        The tiers above know engines by it, and took what one said for the other's.
+        """
+        if not told or all(seat.engine != told for seat in self._seats.values()):
+            return told
+        log.warning("two engines are called alike", extra={"engine": told, "address": link.name})
+        return f"{told} at {link.name}"
 
     def heard(self, seat: EngineSeat) -> None:
         """An engine has said something: let those who wait for a word look again."""

@@ -80,3 +80,17 @@ async def test_this_tier_answers_for_requests_that_no_engine_has(build: Build) -
     stage.pipeline.detach_engine(stage.link)
     (told,) = (await stage.pipeline.ask(query, ())).answers
     assert b"replaying" in told.answer.body_json
+
+
+def test_two_engines_of_one_name_are_told_apart() -> None:
+    """Of two hosts of one image one had lost its worker: /ready said so for both."""
+    attached = EngineSeats()
+    one, other = (FakeLink(f"10.0.0.{k}:7200", ready_state("host:7200")) for k in (1, 2))
+    for link in (one, other):
+        attached.attach(link)
+        attached.told(link)
+    assert [one.state.engine, other.state.engine] == ["host:7200", "host:7200 at 10.0.0.2:7200"]
+    attached.detach(one)
+    other.state = ready_state("host:7200")
+    attached.told(other)
+    assert other.state.engine == "host:7200 at 10.0.0.2:7200", "a name is kept"
