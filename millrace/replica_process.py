@@ -7,11 +7,13 @@ and a group can be killed whole. Knows nothing of other replicas, order or resta
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from common.settings import inherited
@@ -22,6 +24,10 @@ from millrace.processes import ProcessId, identify, kill_group
 GRPC_LOGS = {"GRPC_VERBOSITY": "ERROR"}
 """The library of gRPC else writes lines of its own, no JSON, when a peer ends. The caller may ask
 for them."""
+
+PIPE_BYTES = 2**20
+"""What a replica may write while the disk of its log stands still; beyond it the replica does, too.
+As much as the system gives to anyone; 64 KiB, its default, are 160 requests."""
 
 
 def from_the_root(environment: Mapping[str, str]) -> dict[str, str]:
@@ -136,6 +142,8 @@ class Lines:
         self._descriptor = descriptor
         self._write = write
         self._partial = b""
+        with suppress(OSError):  # the user has as many as he may
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(descriptor, False)
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 

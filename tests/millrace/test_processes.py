@@ -24,6 +24,7 @@ from millrace.processes import (
     listener,
     send,
 )
+from millrace.replica_process import Lines
 from tests.support.stack import eventually
 
 
@@ -121,3 +122,17 @@ def test_a_command_that_is_not_there_is_named() -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stderr == "no-such-program: No such file or directory\n"
+
+
+async def test_a_replica_writes_on_while_the_disk_of_its_log_stands_still() -> None:
+    """The runner waited for its disk, and after 160 requests the gateway for the runner."""
+    reading, writing = os.pipe()
+    written: list[str] = []
+    lines = Lines(reading, written.append)
+    line = b"x" * 1023 + b"\n"
+    os.set_blocking(writing, False)
+    assert sum(os.write(writing, line) for _ in range(500)) == 500 * 1024
+    os.close(writing)
+    lines.close()
+    os.close(reading)
+    assert len(written) == 500
