@@ -184,8 +184,10 @@ class Caller:
 async def calling(address: str) -> AsyncIterator[Caller]:
     """Open a stream to the engine at `address`."""
     async with rpc.channel(address) as channel:
-        stream = EngineStub(channel).Session()  # type: ignore[no-untyped-call]
-        opened = await stream.read()
+        # Its port may have been another server's: a channel left open to that one shares its word.
+        stream = EngineStub(channel).Session(wait_for_ready=True)  # type: ignore[no-untyped-call]
+        async with asyncio.timeout(PATIENCE_S):
+            opened = await stream.read()
         caller = Caller(opened.opened.session, stream)
         reader = asyncio.create_task(caller.read())
         yield caller
