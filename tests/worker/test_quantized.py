@@ -25,6 +25,7 @@ from worker import build
 from worker.build import describe_folder, load_model
 from worker.models.config import read_config
 from worker.models.decoder import shapes
+from worker.quantized import weight as module
 from worker.quantized.weight import QuantizedWeight
 from worker.safetensors import SafetensorsFile
 from worker.weights import FolderWeights
@@ -42,7 +43,9 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
 
 
-FOUR = {"num_bits": 4, "strategy": "group"}
+TWO, FOUR = ({"num_bits": bits, "strategy": "group"} for bits in (2, 4))
+MIXED = compressed("int-quantized")
+MIXED["config_groups"]["group_0"]["format"] = MIXED.pop("format")
 CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     "gptq": (gptq(4, 32), GPTQ),
     "gptq of one group": (gptq(4, 48), GPTQ | {"group_size": -1}),
@@ -64,11 +67,16 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     "auto-round as awq": (awq(32), ROUND | {"packing_format": "auto_round:auto_awq"}),
     "gptq in another order": (gptq(4, 16, is_shuffled=True), GPTQ | {"group_size": 16}),
     "awq": (awq(16), AWQ),
+    "awq by its older field": (awq(16), {"quant_method": "awq", "w_bit": 4, "group_size": 16}),
     "awq of an odd group": (awq(20), AWQ | {"group_size": 20}),
     "fp8": (codes(0, 0, "weight_scale", shape=()), FP8),
     "fp8 in blocks": (
         codes(20, 32, "weight_scale_inv"),
         FP8 | {"weight_block_size": [20, 32], "fmt": "e4m3"},
+    ),
+    "fp8 in blocks of one output": (
+        codes(1, 16, "weight_scale_inv"),
+        FP8 | {"weight_block_size": [1, 16]},
     ),
     "fbgemm_fp8": (codes(1, 0, "weight_scale"), {"quant_method": "fbgemm_fp8"}),
     "modelopt": (
@@ -80,8 +88,13 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
         packed(4, 32, has_zeros=True),
         compressed("pack-quantized", **FOUR, group_size=32, symmetric=False),
     ),
+    "packed of 2 bits": (packed(2, 16), compressed("pack-quantized", **TWO, group_size=16)),
     "packed of 8 bits": (packed(8, 1000), compressed("pack-quantized")),
     "int8": (codes(1, 0, "weight_scale", "I8"), compressed("int-quantized")),
+    "int8 by the format of its group": (
+        codes(1, 0, "weight_scale", "I8"),
+        MIXED | {"format": "mixed-precision", "sparsity_config": {}},
+    ),
     "int8 with zero points": (
         codes(1, 0, "weight_scale", "I8", zeros=True),
         compressed("int-quantized", symmetric=False),
@@ -109,7 +122,10 @@ def open_weights(folder: Path) -> FolderWeights:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_what_the_tool_means(tmp_path: Path, case: str) -> None:
+def test_weights_are_what_the_tool_means(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STRIP_VALUES", 200)  # a strip is of some outputs, as of real ones
     made = write_quantized(tmp_path / "m", *CASES[case])
     weights = open_weights(tmp_path / "m")
     for name, expected in made.items():
@@ -258,6 +274,8 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
         (GPTQ | {"group_size": 0}, "group_size is 0, allowed: a positive"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', allowed: absent"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True, allowed: absent, False"),
+        (GPTQ | {"pack_dtype": "int16"}, "pack_dtype is 'int16', allowed: absent, 'int32'"),
+        (ROUND | {"data_type": "mx_fp"}, "data_type is 'mx_fp', allowed: absent, 'int'"),
         (GPTQ | {"format": "marlin"}, "format is 'marlin', allowed: absent"),
         (ROUND, "packing_format is None, allowed: 'auto_round:auto_gptq'"),
         (AWQ | {"version": "gemv"}, "version is 'gemv', allowed: absent, 'gemm'"),
@@ -265,11 +283,13 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
         (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
         (FP8 | {"weight_block_size": [128]}, "weight_block_size is .128., allowed: two positive"),
         (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size is .0, 128."),
+        (FP8 | {"weight_block_size": 128}, "weight_block_size is 128"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
         (compressed("nvfp4-pack-quantized"), "format is 'nvfp4-pack-quantized'"),
         (compressed("int-quantized", num_bits=4), "group_0.weights.num_bits is 4, allowed: 8"),
         (compressed("int-quantized", strategy="token"), "strategy is 'token'"),
         (compressed("int-quantized") | {"config_groups": {}}, "config_groups is missing"),
+        (compressed("int-quantized") | {"config_groups": None}, "config_groups is missing"),
         (compressed("int-quantized") | {"config_groups": {"a": {}}}, "a.weights is missing"),
         (compressed("int-quantized") | {"transform_config": {"a": 1}}, "transform_config is"),
         (compressed("dense"), "format is 'dense', allowed: 'pack-quantized'"),

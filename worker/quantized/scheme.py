@@ -83,7 +83,7 @@ def _modelopt(fields: Fields) -> Scheme:
 def _compressed(fields: Fields) -> Scheme:
     _one_of(fields, "transform_config", None, {})
     sparsity = fields.inside("sparsity_config")
-    if sparsity is not None and sparsity.names():
+    if sparsity is not None:
         _one_of(sparsity, "format", None, "dense")
     groups = fields.inside("config_groups")
     if groups is None or not groups.names():
