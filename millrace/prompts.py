@@ -62,7 +62,7 @@ def embed_request(
     prompt: Prompt, info: ModelInfo, request_id: str, pooling: str | None
 ) -> TextRequest:
     """Return the request of a vector; without a pooling it is the model folder's."""
-    if pooling is not None and pooling not in list(POOLINGS):  # a list, too
+    if pooling is not None and pooling not in list(POOLINGS):  # it may be one that has no hash
         raise InvalidRequest(f"pooling must be last or mean, got {pooling!r:.40}", param="pooling")
     request = TextRequest(
         request_id=request_id,

@@ -52,8 +52,9 @@ class FolderWeights:
             raise ModelFolderError(f"{folder}: missing tensors: {_some(missing)}")
         if unexpected := sorted(found - expected.keys()):
             raise ModelFolderError(f"{folder}: unexpected tensors: {_some(unexpected)}")
-        for name in expected.keys() - self._quantized.keys():
-            self._check_shape(name, expected[name])
+        for name, shape in expected.items():
+            if name not in self._quantized:
+                self._check_shape(name, shape)
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         home = self._homes[name]
@@ -64,8 +65,13 @@ class FolderWeights:
             )
 
     def read(self, name: str) -> Stored | QuantizedWeight:
-        """Return tensor `name` as it lies in the file; a view where that is possible."""
-        return self._quantized.get(name) or self._homes[name].read_stored(name)
+        """Return tensor `name` as it lies in the file; a view where that is possible.
+
+        One that is quantised there is float32, made when it is taken for an array.
+        """
+        if name in self._quantized:
+            return self._quantized[name]
+        return self._homes[name].read_stored(name)
 
     def differ(self, name: str, other: str) -> bool:
         """Return whether the folder has both tensors, and they are not the same."""

@@ -141,12 +141,15 @@ def test_weights_are_what_the_tool_means(
 
 @pytest.mark.parametrize("case", ["gptq", "awq", "fp8 in blocks", "bitsandbytes"])
 @pytest.mark.parametrize("options", [{}, {"quantization": "int4"}, {"kernel_level": "reference"}])
-def test_it_computes_as_the_floats_do(tmp_path: Path, case: str, options: dict[str, str]) -> None:
-    made = write_quantized(tmp_path / "m", *CASES[case])
+@pytest.mark.parametrize("head_dim", [8, 6])  # of 6: parts of a linear end inside a panel
+def test_it_computes_as_the_floats_do(
+    tmp_path: Path, case: str, options: dict[str, str], head_dim: int
+) -> None:
+    made = write_quantized(tmp_path / "m", *CASES[case], head_dim=head_dim)
     stored = SafetensorsFile(tmp_path / "m" / "model.safetensors")
     kept = shapes(read_config(tmp_path / "m")).keys() - made.keys()
     plain = {name: stored.read(name) for name in kept}
-    write_quantized(tmp_path / "n", *CASES[case], quantization_config=None)
+    write_quantized(tmp_path / "n", *CASES[case], quantization_config=None, head_dim=head_dim)
     weights = open_weights(tmp_path / "m")
     made = {name: np.asarray(weights.read(name)) for name in made}
     write_safetensors(tmp_path / "n" / "model.safetensors", plain | made)

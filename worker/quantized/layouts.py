@@ -48,8 +48,6 @@ def _e4m3_values() -> Floats:
 
 
 E4M3 = _e4m3_values()
-
-
 Rows = Callable[[int, int], Floats]
 """Outputs first..end-1 of a linear → their weights [end - first, in]."""
 

@@ -63,9 +63,8 @@ def _auto_round(fields: Fields) -> Scheme:
 def _awq(fields: Fields) -> Scheme:
     for name in ("version", "format"):
         _one_of(fields, name, None, "gemm", "GEMM")
-    return Scheme(
-        "awq", "awq", _bits(fields, "w_bit" if fields.has("w_bit") else "bits", 4), _group(fields)
-    )
+    bits = _bits(fields, "w_bit" if fields.has("w_bit") else "bits", 4)
+    return Scheme("awq", "awq", bits, _group(fields))
 
 
 def _fp8(fields: Fields) -> Scheme:

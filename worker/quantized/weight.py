@@ -89,4 +89,7 @@ def _by_linear(files: Files, linears: set[str]) -> dict[str, dict[str, Safetenso
 
 def _is_zero(file: SafetensorsFile | None, name: str) -> bool:
     """Some tools give every linear a bias, of zeros where the model has none."""
-    return file is not None and bool(file.check_dtype(name)) and not file.read(name).any()
+    if file is None:
+        return False
+    file.check_dtype(name)
+    return not file.read(name).any()
