@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.0
 WATCH_INTERVAL_S = 0.5
+LAST_WORD_S = 0.05
+"""A scheduler that ends in order has said why; the word may come later than its end is seen."""
 MAX_WATCH_GAP_S = 2.0
 """Looks at the schedulers further apart than this mean that the front itself has slept."""
 RETRY_S = 1.0
@@ -236,6 +238,8 @@ class Registry:
             if self._is_closing or replica.phase is Phase.LOST:
                 end(process)
             status = await process.wait()
+            if replica.phase is not Phase.LOST and not self._is_closing:
+                await asyncio.sleep(LAST_WORD_S)
             self._lose(replica, f"its scheduler ended with status {status}")
         finally:
             self._processes.pop(number, None)
