@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 from contextlib import suppress
@@ -58,16 +59,25 @@ def _end(argv: list[str], output: int, environment: dict[str, str], limit_s: flo
     except OSError as error:
         return f"cannot start {argv[0]}: {error.strerror}"
     try:
-        code = process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return f"not done after {limit_s:g} s"
+        ended = _ends_within(process.pid, limit_s)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-        process.wait()
+        code = process.wait()
+    if not ended:
+        return f"not done after {limit_s:g} s"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit {code}" if code else ""
+
+
+def _ends_within(pid: int, limit_s: float) -> bool:
+    """Wait without `Popen.wait(limit)`: a signal's exception there can leave its lock taken."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return bool(select.select([descriptor], [], [], limit_s)[0])
+    finally:
+        os.close(descriptor)
 
 
 def _environment() -> dict[str, str]:
