@@ -18,9 +18,11 @@ import zmq
 
 from common.channel import Dealer
 from engine_core import registry
+from engine_core.registry import Registry
+from engine_core.replica import Replica
 from engine_core.scheduling.bounds import TenantLimits
 from protos.common_pb2 import LENGTH
-from protos.worker import Hello, Lease, ToWorker, Waiting
+from protos.worker import Hello, Lease, ReplicaLost, ToFront, ToWorker, Waiting
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
@@ -237,6 +239,33 @@ async def test_a_killed_scheduler_is_missed_and_replaced() -> None:
         await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
         await served(caller, 2)
         new.die()
+
+
+async def test_the_last_word_of_a_scheduler_may_be_read_after_its_end_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = Registry._report
+    readers: list[asyncio.Task[None]] = []
+
+    def report_late(self: Registry, replica: Replica, message: ToFront) -> None:
+        if isinstance(message, ReplicaLost):
+            readers.append(asyncio.create_task(read_when_ended(self, replica, message)))
+        else:
+            report(self, replica, message)
+
+    async def read_when_ended(self: Registry, replica: Replica, message: ToFront) -> None:
+        await self._processes[replica.number].wait()
+        report(self, replica, message)
+
+    monkeypatch.setattr(Registry, "_report", report_late)
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        worker.fault("out of cheese")
+        await caller.add(1, [1, 2], max_tokens=4)
+        assert "out of cheese" in (await caller.ended(1)).error.message
+        await asyncio.gather(*readers)
+        worker.die()
 
 
 async def test_a_temporary_folder_too_long_for_sockets_is_passed_by(
