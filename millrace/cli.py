@@ -24,6 +24,7 @@ COMMANDS = {  # name: (module, what it does)
     "chat": ("millrace.commands.chat", "talk to the running model in the terminal"),
     "generate": ("millrace.commands.generate", "complete one prompt, without a server"),
     "models": ("millrace.commands.models", "list the models that are served"),
+    "convert": ("millrace.commands.convert", "make a model folder of a GGUF file"),
     "compare": ("millrace.commands.compare", "say where two backends, dtypes or levels part"),
     "doctor": ("millrace.commands.doctor", "check this machine"),
     "bench": ("bench.load", "measure a running server under load"),

@@ -78,6 +78,8 @@ def check_model_folder(folder: Path) -> None:
         raise CommandError(f"no model folder at {folder}") from error
     except NotADirectoryError as error:
         why = "a model is a folder, of safetensors and config.json as on the Hugging Face hub"
+        if folder.suffix == ".gguf":
+            why = f"make a folder of it with: millrace convert {folder} FOLDER"
         raise CommandError(f"{folder} is a file: {why}") from error
     except OSError as error:
         raise CommandError(f"{folder} cannot be read: {error.strerror}") from error

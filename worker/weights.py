@@ -153,7 +153,13 @@ def _open(folder: Path) -> dict[str, SafetensorsFile]:
     if _is_there(folder / ADAPTER):
         raise ModelFolderError(f"{folder} {ADAPTER_ALONE}")
     others = sorted(one.name for one in folder.glob("*") if one.suffix in OTHER_WEIGHTS)
-    beside = f", but {_some(others)}: save its model anew as safetensors" if others else ""
+    is_gguf = any(name.endswith(".gguf") for name in others)
+    remedy = (
+        "make a folder of it with millrace convert"
+        if is_gguf
+        else "save its model anew as safetensors"
+    )
+    beside = f", but {_some(others)}: {remedy}" if others else ""
     raise ModelFolderError(f"{folder}: holds neither {SINGLE} nor {INDEX}{beside}")
 
 

@@ -46,6 +46,11 @@ def pickles(folder: Path) -> None:
     (folder / "pytorch_model.bin").touch()
 
 
+def gguf_file(folder: Path) -> None:
+    no_file(folder)
+    (folder / "it.gguf").touch()
+
+
 def truncated(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -120,6 +125,7 @@ def unexpected_tensor(folder: Path) -> None:
     [
         (no_file, ["model.safetensors", "neither"]),
         (pickles, ["neither", "but pytorch_model.bin: save its model anew as safetensors"]),
+        (gguf_file, ["but it.gguf: make a folder of it with millrace convert"]),
         (adapter_alone, ["holds an adapter alone (adapter_config.json)"]),
         (truncated, ["model.safetensors", "tensor", "truncated"]),
         (cut_in_the_header, ["model.safetensors", "truncated"]),
