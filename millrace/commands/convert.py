@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 from pathlib import Path
 
@@ -40,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"{error.filename or folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{args.folder}: {num_bytes / 1e9:.2f} GB of weights; millrace up --model {folder}")
+    serve = f"millrace up --model {shlex.quote(str(folder))}"
+    print(f"{args.folder}: {num_bytes / 1e9:.2f} GB of weights; {serve}")
     return 0
