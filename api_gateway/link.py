@@ -94,7 +94,9 @@ class Link:
             while (message := await self._stream.read()) is not None:
                 self._receive(message)
         except asyncio.CancelledError:
-            if writer.done() and not writer.cancelled():
+            task = asyncio.current_task()
+            is_stopped = task is not None and task.cancelling() > 0  # not only by the writer's end
+            if writer.done() and not writer.cancelled() and not is_stopped:
                 raise Breach(f"cannot send: {writer.exception()}") from None
             raise
         finally:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+import grpc
 import pytest
 
 from api_gateway import link
 from api_gateway.clients import TextClients
 from api_gateway.job import Job
+from common.peers import Stream
 from common.rpc import MAX_MERGED_BYTES, MAX_MESSAGE_BYTES
-from protos.common_pb2 import STOPPED, Finish, Limits
+from protos.common_pb2 import STOPPED, Finish, Limits, SessionOpened
 from protos.tokenizer_pb2 import TextRequest
 from tests.api_gateway.conftest import in_process, running, until
 from tests.api_gateway.requests import chat, completion
@@ -78,3 +81,34 @@ async def test_who_sent_it_is_told(
             assert (reply.status_code, error["code"]) == (413, "request_too_large"), path
         assert (await http.post("/v1/completions", json=completion())).status_code == 200
         assert len(fake.streams) == 1
+
+
+class Wire:
+    """A call that is silent. What is written to it fails, and its reader is stopped just then."""
+
+    def __init__(self) -> None:
+        self.reader: asyncio.Task[None] | None = None
+        self._told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> Any:
+        return await self._told
+
+    async def write(self, message: Any) -> None:
+        assert self.reader is not None
+        self.reader.cancel()
+        raise RuntimeError("the other side is gone")
+
+    def cancel(self) -> None:
+        self._told.cancel()
+
+
+async def test_a_stop_is_heard_beside_a_write_that_fails() -> None:
+    """Taken for the end of the stream alone, it would be dialled anew, and the stop never end."""
+    wire = Wire()
+    stream = Stream("t:1", cast(grpc.aio.Channel, None), wire)
+    line = link.Link(stream, SessionOpened(session=1), lambda job, choices: None)
+    job = job_of(1)
+    wire.reader = asyncio.create_task(line.converse())
+    line.send(job.requests[0], job.choices)
+    with pytest.raises(asyncio.CancelledError):
+        await wire.reader
