@@ -16,7 +16,7 @@ from api_gateway.anthropic.objects import (
     message,
     usage_object,
 )
-from api_gateway.asgi import Call
+from api_gateway.asgi import NOT_KEPT, Call
 from api_gateway.job import Job
 from api_gateway.meter import Meter, usage_of
 from api_gateway.metrics import GatewayMetrics
@@ -66,7 +66,7 @@ class WholeMessage(OnePiece):
         _, end = telling.end()
         told = {**telling.message(usage_of(job)), **end, "timings": meter.timings()}
         body = dumps(told)  # arguments stand in it as they were written
-        await self._call.reply(200, body, b"application/json", [])
+        await self._call.reply(200, body, b"application/json", [NOT_KEPT])
 
 
 class MessageStream(Stream):

@@ -54,6 +54,13 @@ async def test_no_cache_keeps_a_reply(client: httpx.AsyncClient, path: str) -> N
     assert (await client.get(path)).headers["cache-control"] == "no-store"
 
 
+async def test_nor_an_answer_of_any_route(client: httpx.AsyncClient) -> None:
+    message = {**chat(), "max_tokens": 8}
+    for path, body in (("/v1/messages", message), ("/v1/chat/completions", chat())):
+        reply = await client.post(path, json=body)
+        assert (reply.status_code, reply.headers["cache-control"]) == (200, "no-store"), path
+
+
 async def test_a_slash_at_the_end_says_nothing(client: httpx.AsyncClient) -> None:
     assert (await client.get("/live/")).json() == (await client.get("/live")).json()
     assert (await client.post("/v1/chat/completions/", json=chat())).status_code == 200
