@@ -13,7 +13,7 @@ from typing import Any
 from api_gateway.admission import Admission
 from api_gateway.asgi import Call
 from api_gateway.clients import TextClients
-from api_gateway.metrics import FORGET_ENGINE_AFTER_S
+from api_gateway.link import FORGET_ENGINE_AFTER_S
 from protos.common_pb2 import EngineState
 from protos.words import NO_ENGINE, STALE_S
 

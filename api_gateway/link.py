@@ -22,6 +22,8 @@ from protos.tokenizer_pb2 import ConvertRequest, GatewayMessage, TextBatch, Text
 MOST_BYTES = MAX_MESSAGE_BYTES - MAX_MERGED_BYTES - 2**21
 """Of one request: it may stand behind others in its message, with slots that end behind it. A
 message that cannot pass ends the stream, with all that runs on it, and would be sent again."""
+FORGET_ENGINE_AFTER_S = 30.0
+"""After the last word of one that went without a farewell."""
 
 
 class Link:
@@ -146,7 +148,9 @@ class Link:
             raise Breach("slots of this stream are used up")
 
     def _note_state(self, state: EngineState) -> None:
-        self.states[state.engine] = (state, time.monotonic())
+        now = time.monotonic()
+        last = {k: v for k, v in self.states.items() if now - v[1] < FORGET_ENGINE_AFTER_S}
+        self.states = {**last, state.engine: (state, now)}
         if state.max_model_len:
             for info in self.models:
                 info.max_model_len = state.max_model_len

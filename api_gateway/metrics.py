@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from api_gateway.clients import TextClients
+from api_gateway.link import FORGET_ENGINE_AFTER_S
 from common.metrics import Aliases, new_registry
 from protos.common_pb2 import (
     ABORTED,
@@ -45,7 +46,6 @@ REASONS: dict[FinishReason, str] = {
     STOPPED: "stop", LENGTH: "length", ABORTED: "abort", DEADLINE: "deadline",
     IGNORED: "ignored", ERROR: "error",
 }  # fmt: skip
-FORGET_ENGINE_AFTER_S = 30.0
 ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineState], float]]] = {
     "num_requests_waiting": ("sequences waiting in the engine", lambda s: s.num_waiting),
     "num_requests_running": ("sequences running in the engine", lambda s: s.num_running),

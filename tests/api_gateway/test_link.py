@@ -83,6 +83,21 @@ async def test_who_sent_it_is_told(
         assert len(fake.streams) == 1
 
 
+async def test_engines_that_went_are_forgotten(fake: FakeTokenizer) -> None:
+    """Each request looks at all of them, and in a cluster they come and go under new names."""
+    async with running(fake.address) as gateway:
+        await until(lambda: bool(gateway.clients.states()))
+        (line,) = gateway.clients.links()
+        ((engine, (state, heard_s)),) = line.states.items()
+        line.states |= {
+            "gone": (state, heard_s - link.FORGET_ENGINE_AFTER_S),
+            "silent": (state, heard_s - link.FORGET_ENGINE_AFTER_S / 2),
+        }
+        fake.streams[0].state(ready=True)
+        await until(lambda: "gone" not in line.states)
+        assert set(line.states) == {engine, "silent"}
+
+
 class Wire:
     """A call that is silent. What is written to it fails, and its reader is stopped just then."""
 
