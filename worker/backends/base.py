@@ -2,8 +2,10 @@
 
 T tokens of one step, R rows whose logits are wanted, H hidden size, I intermediate size, V
 vocabulary, N outputs of a linear, Q = num_heads * head_dim, K = num_kv_heads * head_dim. All
-activations are float32 and C-contiguous. A row's result depends on its own tokens only, bit for
-bit: not on T, on its place among the T, or on which blocks hold its keys.
+activations are float32 and C-contiguous where the CPU computes; a GPU keeps those in the model's
+dtype that only its own operators read (`cuda.py`), and `to_host` gives float32 everywhere. A row's
+result depends on its own tokens only, bit for bit: not on T, on its place among the T, or on which
+blocks hold its keys.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Linear = Any
 Rotary = Any
 """The frequencies of the rotary positions, on the device."""
 LayerCache = Any
-"""Keys and values of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+"""Keys and values of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in which
+order they lie inside a block is the backend's business."""
 
 Step = Any
 """The inputs of one step on the device, and whatever the backend derives from them.
