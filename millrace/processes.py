@@ -135,7 +135,8 @@ def listener(port: int) -> tuple[int, str] | None:
     inodes = _listening_inodes(port)
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and inodes & _sockets(entry):
-            return int(entry.name), (entry / "comm").read_text().strip()
+            with contextlib.suppress(OSError):  # ended meanwhile
+                return int(entry.name), (entry / "comm").read_text().strip()
     return None
 
 

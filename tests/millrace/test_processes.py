@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,22 @@ def test_the_listener_of_a_port_is_found() -> None:
         found = listener(port)
         assert found is not None and found[0] == os.getpid()
     assert listener(port) is None
+
+
+def test_a_listener_that_ends_while_it_is_looked_at_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        read_text = Path.read_text
+
+        def gone(path: Path, *rest: Any) -> str:
+            if path.name == "comm":
+                raise FileNotFoundError(str(path))
+            return read_text(path, *rest)
+
+        monkeypatch.setattr(Path, "read_text", gone)
+        assert listener(port) is None
 
 
 def test_who_only_talks_on_a_port_does_not_listen() -> None:
