@@ -73,20 +73,27 @@ async def open_remote(tokenizers: str, model: str | None) -> RemoteClient:
         message = f"url must be host:port of tokenizer services, got {tokenizers!r}"
         raise InvalidRequest(message, param="url")
     clients = TextClients(tokenizers)
-    await clients.start()
+    try:
+        await clients.start()
+        return RemoteClient(clients, await _info(clients, model))
+    except BaseException:  # who is cancelled leaves no stream that is dialled for ever, either
+        await clients.close()
+        raise
+
+
+async def _info(clients: TextClients, model: str | None) -> ModelInfo:
+    """Return what is served under this name; raise Unavailable, NotFound."""
     infos = await _served(clients)
     served = {alias: info for info in infos for alias in info.aliases}
     served |= {info.id: info for info in infos}
     if not served:
-        await clients.close()
-        raise Unavailable(f"no tokenizer answers at {tokenizers}")
+        raise Unavailable(f"no tokenizer answers at {clients.tokenizers}")
     if model is None and len(infos) == 1:
-        return RemoteClient(clients, infos[0])
+        return infos[0]
     if model not in served:
-        await clients.close()
         names = list(served)
         raise NotFound(f"model {model!r} is not served there; served: {names}", param="model")
-    return RemoteClient(clients, served[model])
+    return served[model]
 
 
 async def _served(clients: TextClients) -> list[ModelInfo]:

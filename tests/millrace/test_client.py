@@ -301,3 +301,11 @@ async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.remote.CONNECT_TIMEOUT_S", 0.1)
     with pytest.raises(Unavailable, match="no tokenizer answers at"):
         await open_remote(f"127.0.0.1:{free_port()}", None)
+
+
+async def test_who_gives_up_opening_leaves_nothing_that_dials() -> None:
+    before = asyncio.all_tasks()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await open_remote(f"127.0.0.1:{free_port()}", None)
+    assert asyncio.all_tasks() == before
