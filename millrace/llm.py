@@ -85,6 +85,7 @@ class LoopThread:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(_end_others())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -182,6 +183,15 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+async def _end_others() -> None:
+    """End what a Ctrl-C has left on this loop: what is cancelled already closes by itself."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        if not task.cancelling():
+            task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _next(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millrace import LLM, SamplingParams
+from millrace.processes import free_port
 from tests.support.tiny_model import write_tiny_model
 
 Future = concurrent.futures.Future[object]
@@ -75,3 +78,19 @@ def test_ctrl_c_while_an_llm_is_closed_ends_the_wait_and_not_the_closing(
     interrupted.set()
     loop_thread.join()
     assert closed == [client]
+
+
+def test_ctrl_c_while_nobody_answers_at_a_url_leaves_no_half_ended_tasks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio told of each, "Task was destroyed but it is pending!", behind the user's prompt."""
+
+    def interrupt(future: Future, timeout: float | None = None) -> object:
+        time.sleep(0.3)  # it dials meanwhile
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(concurrent.futures.Future, "result", interrupt)
+        LLM(url=f"127.0.0.1:{free_port()}")
+    gc.collect()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
