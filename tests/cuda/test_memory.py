@@ -67,6 +67,24 @@ def test_what_is_offered_fits_beside_every_step(
     assert record.__dict__["kv_bytes"] == memory["kv"]
 
 
+def test_a_pass_that_fails_leaves_the_buffers_of_graphs_to_graphs(
+    folder: Path, emulator_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that ran launch by launch afterwards would have moved what graphs point to."""
+    loaded = load(folder, emulator_folder, TOTAL)
+    backend = loaded.backend
+    assert isinstance(backend, CudaBackend)
+    scratch = backend.scratch
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(backend, "_logits", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        loaded.runner(8)
+    assert backend.scratch is scratch
+
+
 @pytest.mark.kernels
 def test_more_than_there_is_is_refused(folder: Path, emulator_folder: Path) -> None:
     loaded = load(folder, emulator_folder, TOTAL)

@@ -136,10 +136,11 @@ class CudaBackend:
 
         def launch(scratch: Scratch, step: CudaStep) -> Outputs:
             whole, self.scratch, self._num_finals = self.scratch, scratch, 0
-            pending, states = model.forward(step, caches)
-            logits = self._logits(pending)
-            self.scratch = whole
-            return Outputs(logits, states)
+            try:
+                pending, states = model.forward(step, caches)
+                return Outputs(self._logits(pending), states)
+            finally:
+                self.scratch = whole
 
         graphs = DecodeGraphs(
             self.gpu, launch, num_blocks, block_size, -(-self._longest // block_size)
