@@ -35,6 +35,8 @@ _ENUM = re.compile("Invalid (?:enum )?value ")  # of listed words, or of a tag
 _NOTHING = re.compile("Expected `null`, got")  # a field that may be left empty, and no more
 _PATH = re.compile(r" - at `(?:key in `)?\$(?P<path>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+NOT_FINITE = "a number that is not finite, or too large"
+NOT_UNICODE = "text that is not UTF-8, or has half of a surrogate pair"
 MAX_NAME_CHARS = 100
 UNKNOWN = "unknown_field"
 LENGTH = ("max_tokens", "max_output_tokens")
@@ -118,8 +120,10 @@ def refuse(body: bytes, why: str) -> NoReturn:
     """Raise for a body that is no JSON, naming the field when a laxer reader can find it."""
     param: str | None = None
     try:
-        lax = json.loads(body.decode("utf-8", "surrogateescape"))
-        param = next(map(printable, offences(lax)), None)
+        # Python's own whole numbers may not have thousands of digits.
+        lax = json.loads(body.decode("utf-8", "surrogateescape"), parse_int=float)
+        if offence := next(offences(lax), None):
+            param, why = printable(offence[0]), offence[1]
     except (ValueError, RecursionError):
         pass  # not even nearly JSON: there is no field to name
     if body.startswith(GZIP):
@@ -132,20 +136,20 @@ def refuse(body: bytes, why: str) -> NoReturn:
     )
 
 
-def offences(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of numbers that are not finite and of text that is not Unicode."""
+def offences(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield where numbers are not finite or text is not Unicode, and which of the two it is."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if _SURROGATE.search(key):
-                yield join(path, key)
+                yield join(path, key), NOT_UNICODE
             yield from offences(inner, join(path, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from offences(inner, f"{path}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        yield path
+        yield path, NOT_FINITE
     elif isinstance(value, str) and _SURROGATE.search(value):
-        yield path
+        yield path, NOT_UNICODE
 
 
 def explained(text: str, cls: type[msgspec.Struct]) -> InvalidRequest:

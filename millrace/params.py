@@ -133,7 +133,7 @@ def body_of(given: Mapping[str, Any]) -> CompletionRequest:
             wanted.setdefault("name", "schema")  # only the server's clients need one
     body = read(raw, CompletionRequest)
     check_completion(body)
-    for path in offences(raw):  # of a text: numbers have been checked
+    for path, _ in offences(raw):  # of a text: numbers have been checked
         raise invalid(path, "is not Unicode text")
     grammar_of(body, None)  # whether it can be compiled is found out where it is
     return body

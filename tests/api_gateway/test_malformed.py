@@ -107,7 +107,7 @@ CASES: list[tuple[str, Any, str | None]] = [
     (CHAT, chat(n=129), "n"),
     (CHAT, chat(n=10**6), "n"),
     (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 400), "seed"),
-    (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 9000), None),
+    (CHAT, raw(MESSAGES, b'"seed":' + b"9" * 9000), "seed"),
     (CHAT, chat(priority=5000), "priority"),
     (CHAT, chat(timeout_ms=0), "timeout_ms"),
     (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
@@ -294,6 +294,25 @@ async def test_what_stands_around_a_body_is_told(
     reply = await client.post(CHAT, content=wrap(json.dumps(chat()).encode()))
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "invalid_json") and why in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "why"),
+    [
+        (raw(b'"max_tokens":1' + b"0" * 5000), "max_tokens", "a number that is not finite"),
+        (raw(b'"temperature":NaN'), "temperature", "a number that is not finite"),
+        (raw(b'"stop":["\\ud800"]'), "stop[0]", "half of a surrogate pair"),
+        (raw(b'"user":"\xff"'), "user", "text that is not UTF-8"),
+    ],
+    ids=["digits", "nan", "surrogate", "bytes"],
+)
+async def test_a_value_that_no_json_has_is_named(
+    client: httpx.AsyncClient, body: bytes, param: str, why: str
+) -> None:
+    error = (await client.post(CHAT, content=body)).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: the body is not valid JSON: ")
+    assert why in error["message"]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
