@@ -73,6 +73,8 @@ class StateFolder:
             fresh.write_bytes(msgspec.json.encode(state))
             fresh.replace(self._file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)  # `down` would leave it behind
             raise CommandError(f"{fresh} cannot be written: {error.strerror}") from error
 
     def mark_old(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import http.server
 import importlib
 import io
@@ -573,3 +574,18 @@ def test_a_full_disk_under_the_output_is_one_line(command: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith("millrace: No space left on device: the output is cut\n")
     assert "Traceback" not in done.stderr
+
+
+def test_a_state_that_finds_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateFolder(tmp_path)
+
+    def cut(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", cut)
+    with pytest.raises(CommandError, match="No space left on device"):
+        state.write(RunState("run", ProcessId(1, 1), "http://u", "m", ready=True, replicas=[]))
+    assert list(tmp_path.iterdir()) == []
