@@ -25,7 +25,7 @@ from millrace.in_process import open_in_process
 from millrace.params import SamplingParams
 from millrace.processes import free_port
 from millrace.prompts import asked
-from millrace.remote import open_remote
+from millrace.remote import RemoteClient, open_remote
 from protos import limits
 from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish, ModelInfo
 from protos.engine_pb2 import GenerateRequest
@@ -274,6 +274,11 @@ async def test_who_fails_every_step_takes_none_along_that_waits(
     assert [one.reason for one in ends[1:]] == [LENGTH] * 7
 
 
+def num_dialling() -> int:
+    """Return how many clients look for tokenizers: one that was not opened must not go on."""
+    return sum("Peers.run" in repr(task) for task in asyncio.all_tasks())
+
+
 async def test_nobody_at_the_address() -> None:
     with pytest.raises(InvalidRequest, match="url must be host:port"):
         await open_remote("http://127.0.0.1:8000", None)
@@ -282,8 +287,10 @@ async def test_nobody_at_the_address() -> None:
 async def test_another_model_is_not_found(folder: Path) -> None:
     async with remote(folder) as client:
         address = client._clients.tokenizers  # type: ignore[attr-defined]
+        before = num_dialling()
         with pytest.raises(NotFound, match="'other' is not served there; served: \\['tiny'\\]"):
             await open_remote(address, "other")
+        assert num_dialling() == before
 
 
 async def test_an_alias_opens_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,12 +302,20 @@ async def test_an_alias_opens_the_model(folder: Path, monkeypatch: pytest.Monkey
             other = await open_remote(address, name)
             assert other.info.id == "tiny"
             await other.close()
+        others = [ModelInfo(id="big", aliases=["tiny"]), info]
+        monkeypatch.setattr(TextClients, "models", lambda self: others)
+        other = await open_remote(address, "tiny")
+        assert other.info.id == "tiny", "a name of its own goes before another's alias"
+        await other.close()
+        with pytest.raises(NotFound, match="model None is not served there"):
+            await open_remote(address, None)
 
 
 async def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.remote.CONNECT_TIMEOUT_S", 0.1)
     with pytest.raises(Unavailable, match="no tokenizer answers at"):
         await open_remote(f"127.0.0.1:{free_port()}", None)
+    assert num_dialling() == 0
 
 
 async def test_who_gives_up_opening_leaves_nothing_that_dials() -> None:
@@ -309,3 +324,14 @@ async def test_who_gives_up_opening_leaves_nothing_that_dials() -> None:
         async with asyncio.timeout(0.1):
             await open_remote(f"127.0.0.1:{free_port()}", None)
     assert asyncio.all_tasks() == before
+
+
+async def test_what_waits_for_a_tokenizer_can_be_cancelled() -> None:
+    """No tokenizer knows of it: it is ended here, and nothing of it is kept."""
+    client = RemoteClient(TextClients(f"127.0.0.1:{free_port()}"), ModelInfo(id="m"))
+    found = asyncio.create_task(collect(client, make(client, request_id="held")))
+    await asyncio.sleep(0)
+    assert await client.cancel("held") == 1
+    assert end((await found)[0]).reason == ABORTED
+    assert not client._jobs
+    await client.close()
