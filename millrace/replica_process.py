@@ -103,7 +103,8 @@ class ReplicaProcess:
         except OSError:  # as where a replica cannot be started
             return False
         try:
-            await asyncio.wait_for(ended(process.pid), self.replica.probe_timeout_s)
+            async with asyncio.timeout(self.replica.probe_timeout_s):
+                await ended(process.pid)
         except OSError:  # TimeoutError is one
             return False
         finally:

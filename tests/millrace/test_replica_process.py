@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from common.errors import CANNOT_WORK
+from millrace import replica_process
 from millrace.placement import Replica
 from millrace.processes import identify, is_alive
 from millrace.replica_process import ReplicaProcess
@@ -15,10 +18,10 @@ from millrace.supervisor import wants_restart
 from tests.support.stack import eventually
 
 
-def replica(code: str, restart: str = "no") -> Replica:
+def replica(code: str, restart: str = "no", probe: list[str] | None = None) -> Replica:
     return Replica(
         name="one-1", service="one", command=[sys.executable, "-c", code], environment={},
-        ports={}, probe=None, probe_interval_s=1,
+        ports={}, probe=probe, probe_interval_s=1,
         probe_timeout_s=60, stop_grace_s=1, restart=restart, needs=[],
     )  # fmt: skip
 
@@ -69,3 +72,36 @@ def test_who_has_worked_once_is_started_again_whatever_ended_it(tmp_path: Path) 
     process = ReplicaProcess(replica("", "always"), tmp_path, "run", lambda *_: None)
     process.was_healthy = True
     assert wants_restart(process, CANNOT_WORK)
+
+
+def run_through(*_: object) -> subprocess.Popen[bytes]:
+    """Return a probe that has succeeded."""
+    probe = subprocess.Popen(["true"])
+    probe.wait()
+    return probe
+
+
+async def test_who_ended_as_its_probe_succeeded_is_not_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wait_for of Python 3.11 forgets to be cancelled when what it waits for is just there."""
+    succeeded = asyncio.Event()
+
+    async def ended(pid: int) -> None:
+        await succeeded.wait()
+
+    monkeypatch.setattr(replica_process, "ended", ended)
+    monkeypatch.setattr(ReplicaProcess, "_spawn", run_through)
+    process = ReplicaProcess(replica("", probe=["true"]), tmp_path, "run", lambda *_: None)
+    for num_turns in range(4):
+        probing = asyncio.create_task(process.probe_until_healthy())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        succeeded.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        process.healthy.clear()  # as `live` does, and then its caller
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        assert not process.healthy.is_set(), num_turns
+        succeeded.clear()
