@@ -204,6 +204,32 @@ async def test_close_ends_what_still_runs(client: EngineClient) -> None:
     assert end(pieces).reason == ABORTED
 
 
+async def test_closing_in_process_leaves_the_callers_loop_no_thread(folder: Path) -> None:
+    before = set(threading.enumerate())
+    async with in_process(folder) as client:
+        await collect(client, make(client))
+        assert any(thread.name == "millrace-engine" for thread in threading.enumerate())
+    for thread in set(threading.enumerate()) - before:
+        if not thread.name.startswith("asyncio"):  # the loop's own
+            thread.join(20)
+            assert not thread.is_alive(), thread.name
+
+
+def test_an_engine_whose_loop_is_gone_ends(folder: Path) -> None:
+    """As after asyncio.run without a close: nobody hears it, and it keeps the model's memory."""
+    clients = list[EngineClient]()
+
+    async def use() -> None:
+        clients.append(await open_in_process(folder, {"kv_cache_memory": KV_BYTES}))
+        await collect(clients[0], make(clients[0]))
+
+    asyncio.run(use())
+    for thread in threading.enumerate():
+        if thread.name == "millrace-engine":
+            thread.join(20)
+            assert not thread.is_alive()
+
+
 class Panic(BaseException):
     """As libraries in Rust raise them."""
 
