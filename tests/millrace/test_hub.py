@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ import pytest
 
 from millrace.commands.doctor import model as look_at
 from millrace.hub import is_name
+from millrace.in_process import open_in_process
+from tests.support.stack import eventually
 from tests.support.tiny_model import write_tiny_model
 from tokenizer_service.model_folder import folder_name
 
@@ -143,6 +146,36 @@ def test_a_stop_waits_for_no_download(hub: type[Hub], tmp_path: Path, stop: sign
         # whoever downloads holds the other end, too
         said = process.communicate(timeout=30)[1]
     assert process.returncode and b"Traceback" not in said
+
+
+async def test_who_gives_up_an_open_ends_its_download(
+    hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    hub.hangs_at = "/model.safetensors"
+    opening = asyncio.create_task(open_in_process("org/tiny", {}))
+    assert await asyncio.to_thread(hub.hung.wait, 60)
+    (downloading,) = children()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await asyncio.to_thread(eventually, lambda: downloading not in children())
+
+
+def children() -> list[str]:
+    """Return the pids of the processes of this one that ask the hub."""
+    return [
+        pid.name for pid in Path("/proc").iterdir() if pid.name.isdecimal() and is_download(pid)
+    ]
+
+
+def is_download(process: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:  # ended meanwhile
+        return False
+    return b"millrace.hub" in words and parent == str(os.getpid())
 
 
 def test_folders_and_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
