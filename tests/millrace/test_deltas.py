@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from common.errors import Unavailable
 from millrace.client import Piece
 from millrace.deltas import Deltas
 from millrace.params import SamplingParams
 from millrace.prompts import asked
-from protos.common_pb2 import LENGTH, STOPPED, Finish, ModelInfo
+from protos.common_pb2 import ERROR, IGNORED, LENGTH, STOPPED, ErrorDetail, Finish, ModelInfo
 
 INFO = ModelInfo(id="m", tool_format="hermes")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -43,3 +44,17 @@ def test_what_may_become_a_call_is_told_at_the_end() -> None:
     deltas = Deltas(prompt, params, asked(prompt, params, INFO, "r", 1))
     pieces = Piece(0, "a <tool_"), Piece(0, "", finish=Finish(reason=STOPPED))
     assert [deltas.read(piece).outputs[0].text for piece in pieces] == ["a", " <tool_"]
+
+
+@pytest.mark.parametrize("reason", [ERROR, IGNORED])
+def test_an_answer_that_failed_is_raised(reason: Finish.Reason) -> None:
+    deltas = Deltas("a", SamplingParams(), asked("a", SamplingParams(), INFO, "r", 1))
+    detail = ErrorDetail(kind="Unavailable", message="lost too often")
+    with pytest.raises(Unavailable, match="lost too often"):
+        deltas.read(Piece(0, finish=Finish(reason=reason, error=detail)))
+
+
+def test_what_was_not_asked_for_is_none() -> None:
+    deltas = Deltas("a", SamplingParams(), asked("a", SamplingParams(), INFO, "r", 1))
+    (output,) = deltas.read(Piece(0, "b", finish=Finish(reason=LENGTH))).outputs
+    assert (output.logprobs, output.sampler_trace) == (None, None)

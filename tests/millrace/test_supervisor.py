@@ -95,6 +95,8 @@ async def test_who_was_healthy_once_is_not_hopeless(
             lambda: min(process.num_starts for process in stack.processes) >= HOPELESS_STARTS
         )
         assert stack.hopeless() == ["never-1"]
+        probes = [task for task in asyncio.all_tasks() if "._probe" in repr(task)]
+        assert sum(not probe.cancelling() for probe in probes) <= 2, "none of an earlier life"
         await stack.stop(asyncio.Event())
 
 
