@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncGenerator
+
 import pytest
 
 from common.errors import Unavailable
 from millrace.client import Piece
-from millrace.deltas import Deltas
+from millrace.deltas import Deltas, collect
+from millrace.outputs import RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import asked
 from protos.common_pb2 import ERROR, IGNORED, LENGTH, STOPPED, ErrorDetail, Finish, ModelInfo
@@ -58,3 +62,27 @@ def test_what_was_not_asked_for_is_none() -> None:
     deltas = Deltas("a", SamplingParams(), asked("a", SamplingParams(), INFO, "r", 1))
     (output,) = deltas.read(Piece(0, "b", finish=Finish(reason=LENGTH))).outputs
     assert (output.logprobs, output.sampler_trace) == (None, None)
+
+
+async def test_the_whole_has_whole_calls_and_its_choices_in_order() -> None:
+    """However they came: the second choice began first, and its call in parts."""
+    prompt = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}
+    params = SamplingParams(n=2)
+    deltas = Deltas(prompt, params, asked(prompt, params, INFO, "r", 1))
+    pieces = [
+        *(Piece(1, letter) for letter in CALL),
+        Piece(0, "no call", finish=Finish(reason=LENGTH)),
+        Piece(1, finish=Finish(reason=STOPPED)),
+    ]
+
+    async def read() -> AsyncGenerator[RequestOutput, None]:
+        for piece in pieces:
+            yield deltas.read(piece)
+
+    first, second = (await collect(read())).outputs
+    assert (first.index, first.text, first.finish_reason) == (0, "no call", "length")
+    (call,) = second.tool_calls
+    assert sorted(call) == ["function", "id", "type"]
+    assert call["function"]["name"] == "f"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+    assert second.finish_reason == "tool_calls"

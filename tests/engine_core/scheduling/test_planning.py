@@ -64,6 +64,15 @@ def test_no_more_tokens_are_told_as_cached_than_the_prompt_has() -> None:
     assert one.tally.num_prefix_hits == 16, "the whole blocks that were found"
 
 
+def test_no_tenant_writes_its_salt_so_that_it_finds_anothers() -> None:
+    one = scheduler()
+    for slot, (tenant, salt) in enumerate((("ab", b"c"), ("a", b"bc"), ("", b"abc"))):
+        add(one, slot, range(1, 20), Limits(2, tenant=tenant, cache_salt=salt))
+        assert run(one) == [0]
+    add(one, 4, range(1, 20), Limits(2, tenant="a", cache_salt=b"bc"))
+    assert run(one) == [16]
+
+
 def test_choices_are_one_look_into_the_cache() -> None:
     one = scheduler()
     add(one, 1, range(1, 20), Limits(2, n=3))
