@@ -82,3 +82,21 @@ def test_the_last_owner_of_a_cut_page_writes_in_place() -> None:
     pool.free(1)
     assert pool.allocate(2, 7).copies == ()
     assert pool.table(2) == [0, 1] and pool.check() == []
+
+
+def test_who_borrows_a_page_copies_it_when_it_writes_and_not_before() -> None:
+    pool = BlockPool(8, 16)
+    pool.allocate(1, 20)
+    pool.seq_cp(1, 2)
+    assert pool.allocate(2, 20) == ((), ())
+    assert pool.allocate(2, 21) == ((2,), (BlockCopy(1, 2),))
+
+
+def test_who_begins_anew_has_borrowed_nothing() -> None:
+    """A preempted sequence comes back under its number."""
+    pool = BlockPool(8, 16)
+    pool.allocate(1, 20)
+    pool.seq_rm(1, 18)
+    pool.free(1)
+    assert pool.allocate(1, 20).copies == ()
+    assert pool.check() == []
