@@ -13,7 +13,17 @@ from millrace.deltas import Deltas, collect
 from millrace.outputs import RequestOutput
 from millrace.params import SamplingParams
 from millrace.prompts import asked
-from protos.common_pb2 import ERROR, IGNORED, LENGTH, STOPPED, ErrorDetail, Finish, ModelInfo
+from protos.common_pb2 import (
+    ABORTED,
+    DEADLINE,
+    ERROR,
+    IGNORED,
+    LENGTH,
+    STOPPED,
+    ErrorDetail,
+    Finish,
+    ModelInfo,
+)
 
 INFO = ModelInfo(id="m", tool_format="hermes")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -56,6 +66,13 @@ def test_an_answer_that_failed_is_raised(reason: Finish.Reason) -> None:
     detail = ErrorDetail(kind="Unavailable", message="lost too often")
     with pytest.raises(Unavailable, match="lost too often"):
         deltas.read(Piece(0, finish=Finish(reason=reason, error=detail)))
+
+
+@pytest.mark.parametrize(("reason", "word"), [(ABORTED, "abort"), (DEADLINE, "deadline")])
+def test_an_answer_that_was_cut_off_says_by_what(reason: Finish.Reason, word: str) -> None:
+    deltas = Deltas("a", SamplingParams(), asked("a", SamplingParams(), INFO, "r", 1))
+    (output,) = deltas.read(Piece(0, "b", finish=Finish(reason=reason))).outputs
+    assert (output.text, output.finish_reason) == ("b", word)
 
 
 def test_what_was_not_asked_for_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -76,14 +77,27 @@ def test_probes_ask_the_replicas_own_port() -> None:
     assert replica.probe is not None
     assert replica.probe[0] == sys.executable
     assert replica.probe[-1] == f"http://127.0.0.1:{replica.ports[7301]}/ready"
+    assert (replica.probe_interval_s, replica.probe_timeout_s) == (0.25, 3.0)
+    assert replica.stop_grace_s == 10.0
 
 
-def test_an_address_nobody_listens_on_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        (
+            "environment: {A_PORT: '1', B: 'b:9'}",
+            "environment.B: b has no variable *_PORT holding 9",
+        ),
+        ("environment: {A_PORT: '1'}, ports: ['80:2']", "ports: no variable *_PORT of the service"),
+        ("environment: {A_PORT: one}", "environment.A_PORT: 'one' is not a port"),
+    ],
+)
+def test_a_port_nobody_listens_on_is_refused(tmp_path: Path, service: str, said: str) -> None:
     path = tmp_path / "compose.yml"
     path.write_text(
         "services:\n"
-        "  a: {command: [ls], environment: {A_PORT: '1', B: 'b:9'}}\n"
+        f"  a: {{command: [ls], {service}}}\n"
         "  b: {command: [ls], environment: {B_PORT: '2'}}\n"
     )
-    with pytest.raises(ComposeError, match="environment.B: b has no variable \\*_PORT holding 9"):
+    with pytest.raises(ComposeError, match=re.escape(said)):
         placed(load(path, {}, frozenset()))

@@ -56,8 +56,10 @@ def test_tools_that_must_be_called_become_a_grammar() -> None:
 def test_forms_of_the_answer_are_the_parameters() -> None:
     form = {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}
     assert chat(params=form).request.text.grammar.kind == Grammar.JSON_SCHEMA
-    both = chat(params=form, tools=[TOOL])  # a call, or JSON of the schema
-    assert both.request.text.grammar.kind == Grammar.LARK
+    structured = {"structured_outputs": {"json": {"type": "object"}}}
+    for one in (form, structured):
+        both = chat(params=one, tools=[TOOL])  # a call, or JSON of the schema
+        assert both.request.text.grammar.kind == Grammar.LARK
 
 
 @pytest.mark.parametrize(
