@@ -101,3 +101,36 @@ def test_a_port_nobody_listens_on_is_refused(tmp_path: Path, service: str, said:
     )
     with pytest.raises(ComposeError, match=re.escape(said)):
         placed(load(path, {}, frozenset()))
+
+
+def test_only_what_is_meant_is_replaced(tmp_path: Path) -> None:
+    """A variable may hold any text; ports, addresses and paths of the file are found in it."""
+    path = tmp_path / "compose.yml"
+    path.write_text(
+        "services:\n"
+        "  a:\n"
+        "    command: [ls]\n"
+        "    environment:\n"
+        "      FILE: /in/side/keys.txt\n"
+        "      FOLDER: /in/side\n"
+        "      BESIDE: /in/sides\n"
+        "      FAR: redis://db:6379 b:9x\n"
+        "      NEAR: b:2,https://b:2/path\n"
+        "    volumes: [{type: bind, source: ./out, target: /in/side}]\n"
+        "    depends_on: {b: {condition: service_healthy}}\n"
+        "  b:\n"
+        "    command: [python, serve]\n"
+        "    environment: {B_PORT: '2'}\n"
+        "    healthcheck: {test: [CMD, ask, 'http://localhost:2/', 'http://127.0.0.1:3/']}\n"
+    )
+    replicas = placed(load(path, {}, frozenset()), b=2)
+    first, second = (replicas[f"b-{index}"].ports[2] for index in (1, 2))
+    both = f"127.0.0.1:{first},127.0.0.1:{second}"
+    environment = replicas["a-1"].environment
+    assert environment["FILE"] == str(tmp_path / "out" / "keys.txt")
+    assert environment["FOLDER"] == str(tmp_path / "out")
+    assert environment["BESIDE"] == "/in/sides"
+    assert environment["FAR"] == "redis://db:6379 b:9x"
+    assert environment["NEAR"] == f"{both},https://{both}/path"
+    assert (replicas["a-1"].needs, replicas["b-1"].needs) == (["b"], [])
+    assert replicas["b-2"].probe == ["ask", f"http://localhost:{second}/", "http://127.0.0.1:3/"]

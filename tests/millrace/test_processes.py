@@ -37,6 +37,15 @@ def test_a_pid_with_another_start_time_is_another_process() -> None:
     assert not send(stranger, signal.SIGKILL), "and is never signalled"
 
 
+def test_a_younger_process_has_a_later_start_time() -> None:
+    me = identify(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        other = identify(process.pid)
+    assert me is not None and other is not None
+    assert me.started < other.started
+    assert age_s(me) > age_s(other) >= 0
+
+
 def test_a_process_of_which_nothing_is_told_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under hidepid=1 what an old run left behind names a stranger's pid."""
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.errors import CANNOT_WORK
 from millrace import replica_process
+from millrace.child import MARK
 from millrace.placement import Replica
 from millrace.processes import identify, is_alive
-from millrace.replica_process import ReplicaProcess
+from millrace.replica_process import Lines, ReplicaProcess
 from millrace.supervisor import wants_restart
 from tests.support.stack import eventually
 
@@ -44,6 +50,106 @@ async def test_its_last_words_are_kept_and_its_group_ends_with_it(tmp_path: Path
     assert last == ("one-1", "no end")
     assert process.identity is None
     eventually(lambda: identify(int(child)) is None)
+
+
+async def test_all_that_it_says_is_written_from_its_folder(tmp_path: Path) -> None:
+    """Whatever the bytes; what stands there beside an end of a line is kept until there is one."""
+    said: list[str] = []
+    code = (
+        "import os, sys, time\n"
+        "os.write(2, os.getcwd().encode() + b'\\n\\xff b')\n"
+        "time.sleep(0.1)\n"
+        "os.write(1, b'egins\\n' + b'x' * 200_000 + b'\\n\\n')"
+    )
+    process = ReplicaProcess(replica(code), tmp_path, "run", lambda _, text: said.append(text))
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert await process.live(process.start()) == 0
+    assert said == [str(tmp_path), "\ufffd begins", "x" * 200_000, ""]
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+async def test_its_variables_are_the_files_and_else_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file leaves empty hides nothing, and a path is the caller's, who is elsewhere."""
+    monkeypatch.setenv("MILLRACE_CONFIG", "conf.yaml")
+    monkeypatch.setenv("MILLRACE_GATEWAY_API_KEY_FILE", "keys")
+    monkeypatch.setenv("MILLRACE_ENGINE_TENANT_LIMITS", "")
+    said: list[str] = []
+    given = {"MILLRACE_CONFIG": "", "MILLRACE_GATEWAY_API_KEY_FILE": "/data/keys"}
+    one = replace(replica("import json, os; print(json.dumps({**os.environ}))"), environment=given)
+    process = ReplicaProcess(one, tmp_path, "run", lambda _, text: said.append(text))
+    assert await process.live(process.start()) == 0
+    found = json.loads(said[0])
+    assert found["MILLRACE_CONFIG"] == f"{os.getcwd()}/conf.yaml"
+    assert found["MILLRACE_GATEWAY_API_KEY_FILE"] == "/data/keys"
+    assert not found["MILLRACE_ENGINE_TENANT_LIMITS"]
+    assert found[MARK] == "run"
+
+
+async def test_a_pipe_that_is_closed_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is news for ever: the loop would do nothing else. Who may not enlarge it reads on."""
+
+    def deny(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(fcntl, "fcntl", deny)
+    reading, writing = os.pipe()
+    said: list[str] = []
+    lines = Lines(reading, said.append)
+    os.write(writing, b"a\nb")
+    os.close(writing)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asyncio.get_running_loop().remove_reader(reading)
+    lines.close()
+    os.close(reading)
+    assert said == ["a", "b"]
+
+
+async def test_it_is_healthy_from_its_probes_success_to_its_end(tmp_path: Path) -> None:
+    """The probe fails twice; it runs as the file says, and is no child that would be left."""
+    probe = "import os, sys; os.mkdir(sys.argv[1 + os.path.exists('1')])"
+    again = [sys.executable, "-c", f"{probe}; raise SystemExit(not os.path.exists('2'))", "1", "2"]
+    one = replace(replica("input()", probe=again), probe_interval_s=0)
+    process = ReplicaProcess(one, tmp_path, "run", lambda *_: None)
+    assert not await process._probe() and not process.was_healthy
+    await process.probe_until_healthy()
+    assert process.healthy.is_set() and process.was_healthy
+    assert await process.live(process.start()) == 1
+    assert not process.healthy.is_set() and process.was_healthy
+
+
+async def test_a_probe_that_hangs_has_failed_and_is_ended(tmp_path: Path) -> None:
+    code = "import os, signal; open('pid', 'w').write(str(os.getpid())); signal.pause()"
+    hanging = replica("", probe=[sys.executable, "-c", code])
+    process = ReplicaProcess(hanging, tmp_path, "run", lambda *_: None)
+    probing = asyncio.create_task(process._probe())
+    pid = tmp_path / "pid"
+    await asyncio.to_thread(eventually, lambda: pid.exists() and bool(pid.read_text()))
+    probing.cancel()
+    await asyncio.gather(probing, return_exceptions=True)
+    assert identify(int(pid.read_text())) is None
+    process.replica = replace(hanging, probe_timeout_s=0.01)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert not await process._probe()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+async def test_what_it_has_started_is_killed_with_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    code = (
+        "import subprocess, signal\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        "print(child.pid, flush=True)\n"
+        "signal.pause()"
+    )
+    process = ReplicaProcess(replica(code), tmp_path, "run", lambda _, text: said.append(text))
+    living = asyncio.create_task(process.live(process.start()))
+    await asyncio.to_thread(eventually, lambda: bool(said))
+    process.kill()
+    assert await living == -signal.SIGKILL
+    eventually(lambda: identify(int(said[0])) is None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import pytest
 from millrace import supervisor as module
 from millrace.console import Console
 from millrace.placement import Replica
+from millrace.replica_process import ReplicaProcess
 from millrace.supervisor import HOPELESS_STARTS, Supervisor
 
 DIES = "raise SystemExit(3)"
@@ -98,6 +101,22 @@ async def test_who_was_healthy_once_is_not_hopeless(
         probes = [task for task in asyncio.all_tasks() if "._probe" in repr(task)]
         assert sum(not probe.cancelling() for probe in probes) <= 2, "none of an earlier life"
         await stack.stop(asyncio.Event())
+
+
+async def test_who_cannot_even_be_started_is_tried_again_and_hopeless(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(ReplicaProcess, "_spawn", refuse)
+    with log.over(replica("a", LIVES, probe=NEVER)) as stack:
+        assert not await stack.processes[0]._probe()
+        stack.start()
+        await log.until(lambda: stack.hopeless() == ["a-1"])
+        await stack.stop(asyncio.Event())
+    assert "a-1 cannot be run (Cannot allocate memory); starts again in 0 s" in log.path.read_text()
 
 
 async def test_each_start_is_later_until_one_was_steady(
