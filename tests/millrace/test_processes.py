@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,11 +18,13 @@ from millrace import child
 from millrace.processes import (
     ProcessId,
     age_s,
+    claim,
     free_port,
     identify,
     is_address,
     is_alive,
     is_listening,
+    kill_group,
     listener,
     send,
 )
@@ -46,11 +49,14 @@ def test_a_younger_process_has_a_later_start_time() -> None:
     assert age_s(me) > age_s(other) >= 0
 
 
-def test_a_process_of_which_nothing_is_told_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under hidepid=1 what an old run left behind names a stranger's pid."""
+@pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
+def test_a_process_of_which_nothing_is_told_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """Under hidepid=1 what an old run left behind names a stranger's pid; or it ends meanwhile."""
 
     def deny(path: Path) -> str:
-        raise PermissionError(1, "Operation not permitted", str(path))
+        raise error(1, "nothing is told", str(path))
 
     monkeypatch.setattr(Path, "read_text", deny)
     assert identify(os.getpid()) is None
@@ -63,6 +69,18 @@ def test_an_ended_process_is_none_even_unreaped() -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert identify(process.pid) is None
     process.communicate()
+
+
+def test_who_ends_before_the_signal_was_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss(*_: object) -> None:
+        raise ProcessLookupError
+
+    me = identify(os.getpid())
+    assert me is not None
+    monkeypatch.setattr(os, "kill", miss)
+    monkeypatch.setattr(os, "killpg", miss)
+    assert not send(me, signal.SIGTERM)
+    kill_group(me.pid)
 
 
 def test_a_clock_that_is_set_makes_no_process_older(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +131,47 @@ def test_a_port_that_could_be_shared_counts_as_taken() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port), reuse_port=True):
         assert is_listening("127.0.0.1", port)
+
+
+def test_a_port_whose_connections_fade_away_is_free() -> None:
+    """As after `down`: the kernel keeps what the server closed for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert not is_listening("127.0.0.1", port)
+
+
+@pytest.mark.skipif(not is_address("::1"), reason="this machine has no IPv6")
+def test_listeners_of_ipv6_are_seen() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        assert is_listening("::1", port)
+        found = listener(port)
+        assert found is not None and found[0] == os.getpid()
+    assert not is_listening("::1", port)
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken, free = server.getsockname()[1], free_port()
+        ports = iter([taken, taken, free])
+        monkeypatch.setattr(random, "choice", lambda _: next(ports))
+        assert free_port() == free
+
+
+def test_a_name_has_one_holder_until_it_lets_go() -> None:
+    name = f"millrace-test-{os.getpid()}"
+    held = claim(name)
+    assert held is not None
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert claim(name) is None
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    held.close()
+    again = claim(name)
+    assert again is not None
+    again.close()
 
 
 def test_addresses_of_this_machine() -> None:
