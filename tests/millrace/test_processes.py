@@ -180,16 +180,17 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_only_marked_processes_are_killed() -> None:
+    run = f"cafe-{os.getpid()}"  # what another run of this test has left is not ours
     marked, other = (
-        subprocess.Popen(["sleep", "1000"], env={**os.environ, child.MARK: run})
-        for run in ("cafe", "cafe1")
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, child.MARK: mark})
+        for mark in (run, f"{run}1")
     )
-    eventually(lambda: bool(child.marked("cafe") and child.marked("cafe1")))  # seen late, if new
-    assert child.marked("cafe") == [marked.pid]
-    assert child.kill_marked("cafe") == 1
+    eventually(lambda: bool(child.marked(run) and child.marked(f"{run}1")))  # seen late, if new
+    assert child.marked(run) == [marked.pid]
+    assert child.kill_marked(run) == 1
     assert marked.wait(5) == -signal.SIGKILL
     assert other.poll() is None
-    assert child.kill_marked("cafe1") == 1
+    assert child.kill_marked(f"{run}1") == 1
     other.wait(5)
 
 
