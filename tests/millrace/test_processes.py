@@ -194,6 +194,34 @@ def test_only_marked_processes_are_killed() -> None:
     other.wait(5)
 
 
+def test_those_who_are_started_while_others_are_killed_are_killed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And who has ended meanwhile is none to stop at."""
+    gone, late = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+    gone.kill()
+    gone.wait()
+    looks = iter([[gone.pid], [late.pid], []])
+    monkeypatch.setattr(child, "marked", lambda run: next(looks))
+    assert child.kill_marked("run") == 2
+    assert late.wait(5) == -signal.SIGKILL
+
+
+def test_the_guard_heeds_no_signal_and_ends_with_its_input() -> None:
+    run = f"guarded-{os.getpid()}"
+    marked = subprocess.Popen(["sleep", "1000"], env={**os.environ, child.MARK: run})
+    guard = subprocess.Popen(child.watching(run), stdin=subprocess.PIPE)
+    ignored = 1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1 | 1 << signal.SIGHUP - 1
+    status = Path(f"/proc/{guard.pid}/status")
+    eventually(
+        lambda: int(status.read_text().partition("SigIgn:")[2].split()[0], 16) & ignored == ignored
+    )
+    assert marked.poll() is None
+    guard.communicate()
+    assert guard.returncode == 0
+    assert marked.wait(5) == -signal.SIGKILL
+
+
 def test_a_child_whose_parent_is_gone_does_not_start() -> None:
     done = subprocess.run(
         [sys.executable, child.__file__, "exec", "1", "echo", "ran"],
