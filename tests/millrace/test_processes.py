@@ -167,7 +167,7 @@ def test_a_name_has_one_holder_until_it_lets_go() -> None:
     assert held is not None
     num_open = len(os.listdir("/proc/self/fd"))
     assert claim(name) is None
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(os.listdir("/proc/self/fd")) <= num_open
     held.close()
     again = claim(name)
     assert again is not None

@@ -65,7 +65,7 @@ async def test_all_that_it_says_is_written_from_its_folder(tmp_path: Path) -> No
     num_open = len(os.listdir("/proc/self/fd"))
     assert await process.live(process.start()) == 0
     assert said == [str(tmp_path), "\ufffd begins", "x" * 200_000, ""]
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 async def test_its_variables_are_the_files_and_else_the_callers(
@@ -133,7 +133,7 @@ async def test_a_probe_that_hangs_has_failed_and_is_ended(tmp_path: Path) -> Non
     process.replica = replace(hanging, probe_timeout_s=0.01)
     num_open = len(os.listdir("/proc/self/fd"))
     assert not await process._probe()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 async def test_what_it_has_started_is_killed_with_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_one_at_a_time_holds_the_lock(tmp_path: Path) -> None:
     assert held is not None
     num_open = len(os.listdir("/proc/self/fd"))
     assert folder.lock() is None
-    assert len(os.listdir("/proc/self/fd")) == num_open, "who was refused keeps nothing"
+    assert len(os.listdir("/proc/self/fd")) <= num_open, "who was refused keeps nothing"
     os.close(held)
     again = folder.lock()
     assert again is not None
