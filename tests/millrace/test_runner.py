@@ -33,6 +33,9 @@ def test_up_gives_every_replica_its_ports_and_down_takes_all_away(make_stack: Ma
     assert f"http://127.0.0.1:{stack.port}/v1/chat/completions" in done.stdout
     state = stack.state()
     assert state.ready
+    runner = state.runner.pid
+    assert os.getsid(runner) == runner, "the terminal's signals are not its own"
+    assert {os.readlink(f"/proc/{runner}/fd/{number}") for number in range(3)} == {os.devnull}
     assert [r.name for r in state.replicas] == ["bottom-1", "middle-1", "middle-2", "door-1"]
     middle = [r.ports[7000] for r in state.replicas if r.service == "middle"]
     assert len(set(middle)) == 2
