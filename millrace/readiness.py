@@ -59,7 +59,7 @@ def told(body: bytes, name: str) -> list[Any]:
     """Return a list of what /ready says; empty when it does not say it."""
     try:
         return list(msgspec.json.decode(body).get(name) or ())
-    except (msgspec.DecodeError, AttributeError):
+    except (msgspec.DecodeError, AttributeError, TypeError):  # a stranger at the port
         return []
 
 

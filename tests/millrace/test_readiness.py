@@ -103,6 +103,11 @@ async def test_every_replica_is_waited_for_though_the_door_is_open() -> None:
     assert await missing(nobody, stack()) == ["no answer"]
 
 
+async def test_a_stranger_may_answer_anything() -> None:
+    async with door(reply(503, '{"reasons": 5}')) as url:
+        assert await missing(url, stack()) == ["/ready answers 503"]
+
+
 async def test_reasons_are_told_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "POLL_S", 0)
     told: list[str] = []
