@@ -14,6 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from common.settings import inherited
@@ -57,7 +58,11 @@ class ReplicaProcess:
         """Start the process; `live` waits for its end. Raises OSError where the system cannot."""
         self.num_starts += 1
         process = self._spawn(self.replica.command, subprocess.PIPE)
-        self.identity = identify(process.pid)
+        try:
+            self.identity = identify(process.pid)
+        except OSError:  # it would run on beside the one that is started in its place
+            self._reap(process)
+            raise
         return process
 
     def _spawn(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
@@ -74,16 +79,24 @@ class ReplicaProcess:
     async def live(self, process: subprocess.Popen[bytes]) -> int:
         """Copy the output until the process ends; return its exit status (negative: a signal)."""
         assert process.stdout is not None
-        lines = Lines(process.stdout.fileno(), lambda text: self._write(self.replica.name, text))
+        lines: Lines | None = None
         try:
+            write = partial(self._write, self.replica.name)
+            lines = Lines(process.stdout.fileno(), write)
             await ended(process.pid)
         finally:
-            kill_group(process.pid)  # before the pid is reaped: it cannot be a stranger's
-            status = process.wait()
+            status = self._reap(process, lines)
+        return status
+
+    def _reap(self, process: subprocess.Popen[bytes], lines: Lines | None = None) -> int:
+        kill_group(process.pid)  # before the pid is reaped: it cannot be a stranger's
+        status = process.wait()
+        if lines is not None:
             lines.close()
-            process.stdout.close()
-            self.identity = None
-            self.healthy.clear()
+        assert process.stdout is not None
+        process.stdout.close()
+        self.identity = None
+        self.healthy.clear()
         return status
 
     async def probe_until_healthy(self) -> None:
@@ -104,7 +117,7 @@ class ReplicaProcess:
             return False
         try:
             async with asyncio.timeout(self.replica.probe_timeout_s):
-                await ended(process.pid)
+                await ended(process.pid)  # not `wait_for`: Python 3.11's may forget a cancel
         except OSError:  # TimeoutError is one
             return False
         finally:

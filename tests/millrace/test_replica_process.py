@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,3 +213,30 @@ async def test_who_ended_as_its_probe_succeeded_is_not_healthy(
         await asyncio.gather(probing, return_exceptions=True)
         assert not process.healthy.is_set(), num_turns
         succeeded.clear()
+
+
+@pytest.mark.parametrize("name", ["identify", "Lines"])
+async def test_who_cannot_be_watched_does_not_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Another is started in its place, and would find its port taken."""
+    spawned: list[int] = []
+    spawn = ReplicaProcess._spawn
+
+    def noted(process: ReplicaProcess, *how: Any) -> Any:
+        child = spawn(process, *how)
+        spawned.append(child.pid)
+        return child
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(ReplicaProcess, "_spawn", noted)
+    monkeypatch.setattr(replica_process, name, full)
+    process = ReplicaProcess(
+        replica("import time; time.sleep(1000)"), tmp_path, "run", lambda *_: None
+    )
+    with pytest.raises(OSError, match="no room"):
+        await process.live(process.start())
+    assert [identify(pid) for pid in spawned] == [None]
+    assert process.identity is None
