@@ -26,7 +26,7 @@ from engine_core.front_link import ZmqFrontLink
 from engine_core.loop import EngineLoop, WorkerLost
 from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.scheduler import Scheduler, scheduler_of
-from engine_core.worker_link import ZmqWorkerLink
+from engine_core.worker_link import Awake, ZmqWorkerLink
 from protos.worker import FromWorker, ModelFacts, ReplicaLost, ReplicaReady, SchedulerListening
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def main(told: bytes) -> int:
     workers = ZmqWorkerLink(
         router,
         config.world_size,
-        time.monotonic,
+        Awake(time.monotonic),
         key,
         join_timeout_s=config.join_timeout_s,
         step_timeout_s=config.step_timeout_s,

@@ -37,6 +37,26 @@ POLL_S = 0.2
 CONTACT_TIMEOUT_S = 30.0
 DEPTH = 2
 """Plans under way: the workers find the next one when they have answered the last."""
+MAX_GAP_S = 2.0
+"""Looks at the time further apart than this mean that we have slept: a link looks ten times as
+often while it waits."""
+
+
+class Awake:
+    """A clock that stands still while this process is stopped, perhaps together with its workers:
+    what they said meanwhile is still unread, and what they did not say they had no chance to."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._slept_s = 0.0
+
+    def __call__(self) -> float:
+        now = self._clock()
+        if now - self._looked_at > MAX_GAP_S:
+            self._slept_s += now - self._looked_at
+        self._looked_at = now
+        return now - self._slept_s
 
 
 class ZmqWorkerLink:

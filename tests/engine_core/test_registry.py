@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -338,6 +339,26 @@ async def test_a_front_that_slept_itself_loses_no_replica() -> None:
         worker = FakeWorker(stack.registry.port)
         await caller.ready()
         let_pass(stack, 60, at_once=True)
+        await served(caller, 1)
+        assert [*stack.fleet.replicas] == [1]
+        worker.die()
+
+
+async def test_a_scheduler_that_slept_beside_its_worker_loses_nobody() -> None:
+    """As in a container that is paused: both have missed nothing, and either may wake first."""
+    async with running_stack(worker_timeout_s=2.5) as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.ready()
+        patient = msgspec.structs.replace(stack.registry._config, worker_timeout_s=1000.0)
+        stack.registry._config = patient
+        (process,) = stack.registry._processes.values()
+        worker.hang()
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        heard_at = stack.fleet.replicas[1].heard_at
+        os.kill(process.pid, signal.SIGCONT)
+        await caller.until(lambda: stack.fleet.replicas[1].heard_at > heard_at)
+        worker.wake()
         await served(caller, 1)
         assert [*stack.fleet.replicas] == [1]
         worker.die()

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from common.channel import Dealer, Router
-from engine_core.worker_link import WorkerLost, ZmqWorkerLink, worst
+from engine_core.worker_link import Awake, WorkerLost, ZmqWorkerLink, worst
 from protos.worker import (
     Allocate,
     CompileGrammar,
@@ -160,6 +160,31 @@ def test_a_silent_worker_loses_the_replica(pair: Pair) -> None:
     pair.join()
     pair.clock.now = 31.0
     with pytest.raises(WorkerLost, match=r"silent for 31.0 s"):
+        pair.link.age()
+
+
+def test_time_that_was_slept_is_nobodys_lateness(pair: Pair) -> None:
+    clock = Clock()
+    awake = Awake(clock)
+    pair.link._clock = awake
+    pair.join()
+    pair.link.launch(ExecutePlan(7))
+    clock.now += 1000.0
+    assert pair.link.age() == 0.0
+    clock.now += 1.0
+    wake = pair.context.socket(zmq.PAIR)
+
+    def sleep() -> None:
+        clock.now += 1000.0
+        pair.worker.send(StepResult(7))
+
+    pair.link.attend(wake, sleep)
+    pair.link.collect()
+    wake.close()
+    for _ in range(31):  # awake all the time
+        clock.now += 1.0
+        awake()
+    with pytest.raises(WorkerLost, match="silent"):
         pair.link.age()
 
 
