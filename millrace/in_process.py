@@ -103,8 +103,10 @@ class InProcessClient:
         self._pipeline.close_session(self._session)
         for choice in list(self._demux.choices.values()):
             choice.end(Finish(reason=ABORTED))
-        await self._engine.stop()
-        await self._text.close()
+        try:
+            await self._engine.stop()
+        finally:  # a step may last longer than the caller's patience
+            await self._text.close()
 
     def _take(self, batch: TextBatch) -> None:
         broken = self._demux.deliver(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from array import array
@@ -228,6 +229,39 @@ def test_an_engine_whose_loop_is_gone_ends(folder: Path) -> None:
         if thread.name == "millrace-engine":
             thread.join(20)
             assert not thread.is_alive()
+
+
+async def test_who_gives_up_closing_leaves_no_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step in flight may be a long one; what follows it is not asked for again."""
+    stepping, may_end, execute = threading.Event(), threading.Event(), ModelRunner.execute
+
+    def stand_still(self: ModelRunner, plan: ExecutePlan) -> StepResult:
+        stepping.set()
+        may_end.wait()
+        return execute(self, plan)
+
+    client = await open_in_process(folder, {"kv_cache_memory": KV_BYTES})
+    try:
+        await client._text.warm_up()  # starts what renders templates
+        assert has_children()
+        monkeypatch.setattr(ModelRunner, "execute", stand_still)
+        running = client.submit(make(client))
+        asked_for = asyncio.ensure_future(anext(running))
+        await asyncio.to_thread(stepping.wait)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.close()
+        assert not has_children()
+    finally:
+        may_end.set()
+        await asyncio.gather(asked_for, return_exceptions=True)
+        await running.aclose()
+
+
+def has_children() -> bool:
+    return bool(Path(f"/proc/self/task/{os.getpid()}/children").read_text())
 
 
 class Panic(BaseException):
