@@ -47,20 +47,23 @@ class StateFolder:
     def lock(self) -> int | None:
         """Take the runner's lock: a descriptor to keep open, or None when another runner has it.
 
-        Raises CommandError where the folder cannot be written.
+        Raises CommandError where the folder cannot be written, or its file system has no locks.
         """
+        another = "give another: --state FOLDER"
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise CommandError(
-                f"{self.folder} cannot be written: {error.strerror}; give another: --state FOLDER"
-            ) from error
+            why = f"{self.folder} cannot be written: {error.strerror}; {another}"
+            raise CommandError(why) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(descriptor)
-            return None
+            if isinstance(error, BlockingIOError):
+                return None
+            why = f"{self.folder} cannot be locked: {error.strerror}; {another}"
+            raise CommandError(why) from error
         return descriptor
 
     def write(self, state: RunState) -> None:
@@ -84,7 +87,10 @@ class StateFolder:
 
     def is_old(self) -> bool:
         """Tell whether a change could not be written."""
-        return self._file.exists() and self._file.stat().st_mtime == 0
+        try:
+            return self._file.stat().st_mtime == 0
+        except OSError:  # none, or no more: the runner ends meanwhile
+            return False
 
     def read(self) -> RunState | None:
         """Return the last written state, None when nothing has run or all was stopped."""
@@ -121,6 +127,8 @@ class StateFolder:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without locks
+            return False
         finally:
             os.close(descriptor)
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -94,3 +96,39 @@ def test_a_run_whose_runner_has_ended_is_not_running_and_in_sight(tmp_path: Path
     os.close(held)
     folder.write(RunState("run", gone, "http://there", "demo", True, []))
     folder.check_in_sight()  # a lock is there, and nobody holds it
+
+
+def test_a_file_system_without_locks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    folder = StateFolder(tmp_path)
+    os.close(folder.lock() or -1)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CommandError, match="cannot be locked: No locks available; give another"):
+        folder.lock()
+    assert not folder._is_locked()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_runner_may_end_while_its_state_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    folder._file.touch()
+    folder.mark_old()
+    assert folder.is_old()
+    exists = Path.exists
+
+    def ends(path: Path) -> bool:
+        found = exists(path)
+        folder.forget()
+        return found
+
+    monkeypatch.setattr(Path, "exists", ends)
+    folder.is_old()
+    folder.forget()
+    assert not folder.is_old()
