@@ -66,9 +66,14 @@ class PackedCache:
         self._num_threads = num_threads
         self._writer: _Writer | None = None
         self._handed_out: list[PackedWeight] = []
-        self._kept = self._read()
-        if self._kept is None:
-            self._start_writing()
+        self._kept: Kept | None = None
+        try:
+            self._kept = self._read()
+            if self._kept is None:
+                self._start_writing()
+        except BaseException:  # as no memory: the next one would wait for our lock for ever
+            self.abandon()
+            raise
 
     def _read(self) -> Kept | None:
         """Return the file if it is there, ours and whole; remove one that is not whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import mmap
 import os
@@ -340,3 +341,23 @@ def test_a_new_file_takes_the_place_of_the_one_before_and_of_what_was_left(tmp_p
     (tmp_path / "partial-killed").write_text("half")
     assert same(load(tmp_path / names[1]), old)  # which is mapped still
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_a_cache_that_cannot_be_opened_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another process has made the file meanwhile, and there is no memory to map it."""
+    path = tmp_path / "weights.packed"
+    load(path)
+    reads = iter([FileNotFoundError(), MemoryError()])
+
+    def no_room(_: Path) -> Bytes:
+        raise next(reads)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(packed_cache, "map_bytes", no_room)
+        PackedCache(path)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
