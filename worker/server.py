@@ -90,9 +90,9 @@ class WorkerServer:
 
     def interrupt(self) -> None:
         """`stop` from a signal handler of the thread that runs: a load is broken off by raising."""
+        self.stop()  # also where the load swallows what is raised, as in a destructor
         if self._is_loading:
             raise Stopped
-        self.stop()
 
     def run(self) -> None:
         """Live until stopped; an error while loading the model is raised."""

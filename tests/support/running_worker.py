@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
@@ -19,13 +20,17 @@ HELLO = wire.Hello(host="h", device="cpu", model_hash="m", build="b")
 class Running:
     """A server over a model that is loaded once, and what ended it."""
 
-    def __init__(self, engine: FakeEngine, loaded: LoadedModel) -> None:
+    def __init__(
+        self, engine: FakeEngine, loaded: LoadedModel, begin: Callable[[], object] = list
+    ) -> None:
+        """`begin` is called where a load begins."""
         self.num_loads = 0
         self.errors: list[WeightsWritten] = []
         self.registry = CollectorRegistry()
 
         def load() -> LoadedModel:
             self.num_loads += 1
+            begin()
             return loaded
 
         self.server = WorkerServer(

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -358,6 +359,25 @@ def test_the_process_serves_and_ends_on_sigterm(engine: FakeEngine, tiny_folder:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr is not None and '"stopped"' in process.stderr.read()
+
+
+def test_a_stop_that_a_destructor_swallows_is_heard_behind_the_load(
+    engine: FakeEngine, tiny: LoadedModel
+) -> None:
+    """Python hands on nothing that is raised there, and handlers run wherever signals come."""
+
+    def swallow() -> None:
+        with suppress(Exception):
+            running.server.interrupt()
+
+    running = Running(engine, tiny, swallow)
+    scheduler = engine.scheduler()
+    peer, _ = engine.front.hello()
+    engine.front.lease(peer, scheduler.port)
+    try:
+        running.wait()
+    finally:
+        running.end()
 
 
 def test_a_stop_breaks_off_the_compilation_of_the_kernels(
