@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -79,9 +80,10 @@ class WorkerMetrics:
     def _look(self) -> None:
         """Read the device's memory; in the worker's thread, as all that concerns a device."""
         if self._memory_of is not None:
-            free, total = self._memory_of.read()
-            self._free.set(free)
-            self._total.set(total)
+            with suppress(OSError):  # no descriptor is left, perhaps: a gauge is worth no step
+                free, total = self._memory_of.read()
+                self._free.set(free)
+                self._total.set(total)
         self._next_look = self._clock() + LOOK_EVERY_S
 
     def begin_step(self, step_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -520,3 +521,21 @@ def test_metrics_port_answers() -> None:
         "process_resident_memory_bytes",
     ):
         assert series in text
+
+
+def test_a_device_that_cannot_be_read_costs_no_step() -> None:
+    """As where a flood of connections has taken all descriptors that the process may have."""
+    registry, now = new_registry(), 0.0
+    metrics = WorkerMetrics(registry, lambda: now)
+    sizes = iter([(30, 100)])
+
+    def read() -> tuple[int, int]:
+        if size := next(sizes, None):
+            return size
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    metrics.watch(DeviceMemory("cpu", "", read))
+    now = 100.0
+    metrics.observe_step(wire.StepResult(1), 0)
+    assert registry.get_sample_value("millrace_worker_steps_total") == 1
+    assert registry.get_sample_value("millrace_worker_device_free_bytes") == 30
