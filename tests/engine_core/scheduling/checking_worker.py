@@ -30,6 +30,8 @@ from protos.worker import (
     StoreBlocks,
 )
 
+MANY = 1 << 30
+
 
 def draw(tokens: Iterable[int], choice: int) -> int:
     """Return the token after `tokens`: a function of them and the choice alone."""
@@ -95,6 +97,7 @@ class CheckingWorker:
         self.cells: dict[tuple[int, int], int] = {}
         self.host: dict[bytes, list[int]] = {}
         self.host_blocks = 0
+        self.most_stored = MANY
         self.in_flight: dict[int, dict[int, tuple[int, ...]]] = {}  # step_id → seq_id → its blocks
         self.next_index: dict[int, int] = {}  # seq_id → output index of the next token
         self.num_computed = 0
@@ -137,17 +140,19 @@ class CheckingWorker:
             case CompileGrammar():
                 return ErrandDone(0, errand.errand_id, "bad grammar" * (errand.sampling == b"bad"))
             case StoreBlocks():
-                self._store(errand)
-                return ErrandDone(0, errand.errand_id, num_blocks=len(errand.keys))
+                return ErrandDone(0, errand.errand_id, num_blocks=self._store(errand))
             case LoadBlocks():
                 return ErrandDone(0, errand.errand_id, num_blocks=self._load(errand))
 
-    def _store(self, errand: StoreBlocks) -> None:
-        for block_id, key in zip(errand.block_ids, errand.keys, strict=True):
+    def _store(self, errand: StoreBlocks) -> int:
+        """Return how many from the first on are stored."""
+        count, self.most_stored = min(len(errand.keys), self.most_stored), MANY
+        for block_id, key in zip(errand.block_ids[:count], errand.keys, strict=False):
             assert key not in self.host, "stored twice"
             cells = [self.cells[block_id, offset] for offset in range(self.block_size)]
             self.host[key] = cells
         assert len(self.host) <= self.host_blocks, "host memory is full"
+        return count
 
     def _load(self, errand: LoadBlocks) -> int:
         """Return how many from the first on are good; what comes behind is not touched."""

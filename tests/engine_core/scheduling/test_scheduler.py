@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine_core.scheduling.bounds import Bounds
+from engine_core.scheduling.bounds import Bounds, TenantLimits
 from engine_core.scheduling.request import FinishReason
 from engine_core.scheduling.scheduler import Scheduler, SlotInUse
 from engine_core.scheduling.sequence import TokenEvent
@@ -43,12 +44,13 @@ def new_scheduler(
     propose: Proposer | None = None,
     num_tokens: int = NUM_TOKENS,
     host_blocks: int = 0,
+    tenants: Mapping[str, TenantLimits] = {},
 ) -> Scheduler:
     block_size = BLOCK_SIZES[layout]
     return Scheduler(
         num_blocks=num_tokens // block_size, block_size=block_size, vocab_size=100,
         max_model_len=MAX_MODEL_LEN,
-        bounds=Bounds(SEATS, BUDGET, max_waiting, host_blocks=host_blocks), prefix_key=b"m",
+        bounds=Bounds(SEATS, BUDGET, max_waiting, tenants, host_blocks), prefix_key=b"m",
         layout=layout, propose=propose,
     )  # fmt: skip
 
@@ -85,11 +87,12 @@ class Lives(RuleBasedStateMachine):
     num_tokens = NUM_TOKENS
     propose: Proposer | None = None
     host_blocks = 0
+    tenants: Mapping[str, TenantLimits] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = new_scheduler(
-            6, self.layout, self.propose, self.num_tokens, self.host_blocks
+            6, self.layout, self.propose, self.num_tokens, self.host_blocks, self.tenants
         )
         self.worker = CheckingWorker(BLOCK_SIZES[self.layout], SEATS, BUDGET)
         self.worker.host_blocks = self.host_blocks
@@ -220,6 +223,24 @@ class Lives(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.now += seconds
 
+    @rule()
+    def expire(self) -> None:
+        """As in the middle of a step that is long."""
+        self.scheduler.expire(self.now)
+        self.take(self.scheduler.take_events())
+
+    @rule()
+    def reset_cache(self) -> None:
+        self.scheduler.reset_cache()
+
+    @rule(prompt=PROMPTS, n=st.integers(1, 3))
+    def ask(self, prompt: list[int], n: int) -> None:
+        """What is only asked changes nothing."""
+        body = array("I", prompt).tobytes()
+        self.scheduler.inspection.explain(Add(0, 0, "r", body, Limits(9, n=n), b""), self.now, True)
+        for tenant in "abc":
+            self.scheduler.inspection.request("r", tenant, self.now)
+
     @rule(ahead=st.integers(0, 1), count=st.integers(1, 9))
     def run_steps(self, ahead: int, count: int) -> None:
         """A stretch of undisturbed steps, with one or two plans in flight."""
@@ -240,7 +261,8 @@ class Lives(RuleBasedStateMachine):
         self.is_idle = plan is None
         if plan is None:
             return
-        faulty = frozenset(row.seq_id for row in plan.starts if row.seq_id % 41 == fault)
+        named = (*plan.starts, *plan.steps)
+        faulty = frozenset(row.seq_id for row in named if row.seq_id % 41 == fault)
         self.results.append(self.worker.execute(plan, faulty))
 
     def run_errands(self) -> None:
@@ -348,11 +370,27 @@ class HostLives(Lives):
             self.evict()
             self.lose(places)
 
+    @rule(count=st.integers(0, 9))
+    def store_few(self, count: int) -> None:
+        """The next blocks that make way are not all stored."""
+        self.worker.most_stored = count
+
     @rule(places=st.sets(st.integers(0, 9), min_size=1))
     def lose(self, places: set[int]) -> None:
         for place, key in enumerate(list(self.worker.host)):
             if place in places:
                 del self.worker.host[key]
+
+
+class LimitedLives(HostLives):
+    """Guesses and host memory together, under bounds that cut no output."""
+
+    propose = staticmethod(some_right)
+    tenants = {
+        "a": TenantLimits(seqs=1),
+        "b": TenantLimits(blocks=MAX_MODEL_LEN // BLOCK_SIZES["block"], priority=1),
+        "c": TenantLimits(waiting=3, seqs=2),
+    }
 
 
 NUM_LIVES = {
@@ -362,6 +400,7 @@ NUM_LIVES = {
     StaticLives: 20,
     GuessedLives: 50,
     HostLives: 60,
+    LimitedLives: 50,
 }
 
 
