@@ -190,6 +190,8 @@ class Registry:
         self, replica: Replica, hellos: dict[bytes, Hello], there: SchedulerListening
     ) -> None:
         """Give every member its rank; whoever had none when one turns out gone stays lone."""
+        if self._is_closing:
+            return  # no member hears us any more
         self._unleased.pop(replica.number, None)
         size = self._config.world_size
         for rank, peer in enumerate(replica.members):

@@ -23,7 +23,7 @@ from engine_core.registry import Registry
 from engine_core.replica import Replica
 from engine_core.scheduling.bounds import TenantLimits
 from protos.common_pb2 import LENGTH
-from protos.worker import Hello, Lease, ReplicaLost, ToFront, ToWorker, Waiting
+from protos.worker import Hello, Lease, ReplicaLost, SchedulerListening, ToFront, ToWorker, Waiting
 from tests.engine_core.stack import Caller, Stack, calling, running_stack
 from tests.support.fake_worker import FakeWorker
 
@@ -341,6 +341,17 @@ async def test_a_front_that_slept_itself_loses_no_replica() -> None:
         let_pass(stack, 60, at_once=True)
         await served(caller, 1)
         assert [*stack.fleet.replicas] == [1]
+        worker.die()
+
+
+async def test_a_scheduler_that_first_speaks_at_the_end_is_no_failure() -> None:
+    """What it has said is read while its end is waited for; the door of the workers is closed."""
+    async with running_stack() as stack, calling(stack.address) as caller:
+        worker = FakeWorker(stack.registry.port)
+        await caller.until(lambda: stack.fleet.replicas)
+        (replica,) = stack.fleet.replicas.values()
+        await stack.registry.close()
+        stack.registry._lease(replica, {}, SchedulerListening(1, "key"))
         worker.die()
 
 
