@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from engine_core import translate
 from engine_core.loop import EngineLoop, WorkerLost
@@ -77,7 +78,7 @@ class Bridge:
 
     def call(self, what: Callable[..., None], *arguments: object) -> None:
         """Call `what` on the event loop, if there still is one."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # it is closed, or was so since we looked
             self._loop.call_soon_threadsafe(what, *arguments)
 
     # ── the text tier's event loop ───────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ from protos.common_pb2 import ABORTED, IGNORED, LENGTH, STOPPED, Finish, ModelIn
 from protos.engine_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextRequest
 from protos.tokenizer_pb2_grpc import add_TokenizerServicer_to_server
-from protos.worker import ExecutePlan, StepResult
+from protos.worker import ExecutePlan, ModelFacts, ReplicaLost, ReplicaReady, StepResult
 from tests.support.tiny_model import write_tiny_model
 from tokenizer_service.metrics import TokenizerMetrics
 from tokenizer_service.pipeline import TextPipeline
@@ -258,6 +258,17 @@ async def test_who_gives_up_closing_leaves_no_process(
         may_end.set()
         await asyncio.gather(asked_for, return_exceptions=True)
         await running.aclose()
+
+
+async def test_a_loop_that_is_closed_as_the_engine_speaks_is_no_failure() -> None:
+    """The engine's thread looks whether it is; it may be so a moment later."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    facts = ModelFacts(10, 20, "f", "m", 16, 30)
+    bridge = engine_thread.Bridge(loop, ReplicaReady(facts, 30, 20), lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "is_closed", lambda: False)
+        bridge.send(ReplicaLost("ended"))
 
 
 def has_children() -> bool:
