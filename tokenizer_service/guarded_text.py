@@ -16,17 +16,24 @@ from os.path import commonprefix
 from typing import Any
 
 from common.errors import InvalidRequest
+from protos.json_fields import loads
 
 DEEPEST = 64
 """Texts that begin each other, as runs of blanks do, are read one in another so far: parsers of
 patterns recurse, and Python ends that at some hundreds."""
 MARKS = range(0x20000, 0x2A6D6)
 """Rare ideographs: without case, and printable, so that neither filters nor repr change them."""
+ESCAPED = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\+u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
+"""A character of two halves as JSON escapes it, in a text that JSON may have escaped once more."""
 
 
 def unused(characters: range, text: str) -> str:
-    """Return one of `characters` that is not in `text`; raise InvalidRequest if all are."""
+    """Return one of `characters` that is not in `text`, nor as JSON escapes it.
+
+    Raises InvalidRequest if all are.
+    """
     present = set(text)
+    present.update(json.loads(f'"\\u{high}\\u{low}"') for high, low in ESCAPED.findall(text))
     for char in map(chr, characters):
         if char not in present:
             return char
@@ -90,6 +97,12 @@ class GuardedText:
         if isinstance(value, dict):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         return value
+
+    def read(self, text: str) -> Any:
+        """Return the value of a hidden JSON text, hidden: escapes may have spelled a token."""
+        if "\\" not in text:
+            return loads(text)
+        return self.hide(loads(self.show(text)))
 
     def _placeholder(self, match: re.Match[str]) -> str:
         self._texts.append(match[0])

@@ -6,7 +6,7 @@ The words are those that Qwen2.5's template shows its models. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from protos.json_fields import loads
@@ -25,12 +25,17 @@ AFTER = (
 Message = dict[str, Any]
 
 
-def spelled(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    """Return `messages` without any tool role or call: all of it as content."""
+def spelled(
+    messages: Sequence[Message], tools: Sequence[Any] | None, read: Callable[[str], Any] = loads
+) -> list[Message]:
+    """Return `messages` without any tool role or call: all of it as content.
+
+    `read` returns the value of arguments that are JSON; it raises ValueError for others.
+    """
     joined: list[Message] = []
     previous = None
     for message in messages:
-        role, plain = message.get("role"), spelled_message(message)
+        role, plain = message.get("role"), spelled_message(message, read)
         if role == previous == "tool":
             joined[-1]["content"] += f"\n{plain['content']}"
         else:
@@ -48,7 +53,7 @@ def with_signatures(messages: Sequence[Message], tools: Sequence[Any]) -> list[M
     return [first, *messages[has_system:]]
 
 
-def spelled_message(message: Message) -> Message:
+def spelled_message(message: Message, read: Callable[[str], Any]) -> Message:
     """Return an answer's calls, or a tool's result, as content."""
     content = message.get("content") or ""
     if message.get("role") == "tool":
@@ -57,12 +62,12 @@ def spelled_message(message: Message) -> Message:
     if not isinstance(calls, list) or not calls:
         return message
     texts = [content] if content else []
-    texts += [f"<tool_call>\n{spelled_call(call)}\n</tool_call>" for call in calls]
+    texts += [f"<tool_call>\n{spelled_call(call, read)}\n</tool_call>" for call in calls]
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(texts)}
 
 
-def spelled_call(call: Any) -> str:
+def spelled_call(call: Any, read: Callable[[str], Any]) -> str:
     """Return a call as the model wrote it."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, Mapping):
@@ -70,7 +75,7 @@ def spelled_call(call: Any) -> str:
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         try:
-            known = {"name": name, "arguments": loads(arguments or "{}")}
+            known = {"name": name, "arguments": read(arguments or "{}")}
             return json.dumps(known, ensure_ascii=False)
         except ValueError:
             pass  # what a model wrote need not be JSON, nor shallow; it reads it as it was

@@ -20,7 +20,7 @@ from tokenizer_service.chat_template import RESERVED
 from tokenizer_service.completion import check_ids, input_param
 from tokenizer_service.guarded_text import GuardedText
 from tokenizer_service.metrics import TokenizerMetrics
-from tokenizer_service.rendering import Renderer
+from tokenizer_service.rendering import Renderer, with_parsed_arguments
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.tokenizer import Tokenizer
 from tokenizer_service.turns import Asker, asker_of
@@ -111,9 +111,12 @@ class PromptBuilder:
         tools = parsed(chat.tools_json, "tools", list) or None
         kwargs = parsed(chat.template_kwargs_json, "chat_template_kwargs", dict) or {}
         check_chat(chat, messages, kwargs)
-        guard = GuardedText(
-            tokenizer.special_texts, lambda: dumps([messages, tools, kwargs]).decode()
-        )
+
+        def raw() -> str:
+            read = [with_parsed_arguments(message, loads) for message in messages]
+            return dumps([messages, tools, kwargs, read]).decode()
+
+        guard = GuardedText(tokenizer.special_texts, raw)
 
         def hide() -> tuple[Any, Any, Any]:
             return guard.hide(messages), guard.hide(tools), guard.hide(kwargs)
@@ -126,7 +129,7 @@ class PromptBuilder:
         started = time.perf_counter()
         is_long = chat.ByteSize() >= LONG_TEXT
         hidden = await self._in_long(hide) if is_long else hide()
-        text = await self._renderer.render(chat, *hidden, asker)
+        text = await self._renderer.render(chat, *hidden, asker, guard.read)
         self._metrics.template_seconds.observe(time.perf_counter() - started)
         ids, shown = await self._encode(text, encode)
         continued = messages[-1]["content"] if chat.continue_final_message else ""

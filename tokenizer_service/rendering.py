@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
-from protos.json_fields import dumps, loads
+from protos.json_fields import dumps
 from protos.tokenizer_pb2 import ChatInput
 from tokenizer_service.content_parts import as_parts, roles_of_parts
 from tokenizer_service.formats import needs_of
@@ -21,6 +21,8 @@ from tokenizer_service.hermes_prompt import spelled
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.turns import Asker
 
+Read = Callable[[str], Any]
+"""Returns the value of a JSON text; raises ValueError where it is none."""
 PRIVATE_USE = range(0xE000, 0xF900)
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -35,9 +37,12 @@ class Renderer:
         self._parts_roles = None if self._needs.parts else frozenset[str]()
 
     async def render(
-        self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker
+        self, chat: ChatInput, messages: Any, tools: Any, kwargs: Any, asker: Asker, read: Read
     ) -> str:
-        """Return the text of a conversation; raise InvalidRequest for what the template refuses."""
+        """Return the text of a conversation; raise InvalidRequest for what the template refuses.
+
+        `read` is for the arguments of calls.
+        """
         prompt = not (chat.no_generation_prompt or chat.continue_final_message)
         is_open = chat.continue_final_message
         mark = unused(PRIVATE_USE, dumps(messages).decode()) if is_open else ""
@@ -45,7 +50,7 @@ class Renderer:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{mark} "}]
         if self._needs.spelled_tools:
-            messages, tools = spelled(messages, tools), None
+            messages, tools = spelled(messages, tools, read), None
         if self._needs.short_ids:
             messages = [with_short_ids(message) for message in messages]
         if self._parts_roles is None:
@@ -54,17 +59,19 @@ class Renderer:
         nothing = None if self._needs.null_content else ""
         rest = (tools, prompt, kwargs, asker)
         try:
-            text = await self._render_calls(messages, nothing, *rest)
+            text = await self._render_calls(messages, nothing, read, *rest)
         except InvalidRequest as error:
             if nothing is not None or "None" not in error.message:
                 raise
-            text = await self._render_calls(messages, "", *rest)  # it asks, and fails all the same
+            text = await self._render_calls(messages, "", read, *rest)  # it asks, and fails
         return cut_at(text, mark) if mark else text
 
-    async def _render_calls(self, messages: list[Any], nothing: str | None, *rest: Any) -> str:
+    async def _render_calls(
+        self, messages: list[Any], nothing: str | None, read: Read, *rest: Any
+    ) -> str:
         """Give templates tool arguments as objects; those that want strings get strings."""
         messages = [with_content(message, nothing) for message in messages]
-        with_objects = [with_parsed_arguments(message) for message in messages]
+        with_objects = [with_parsed_arguments(message, read) for message in messages]
         try:
             return await self._template.render(with_objects, *rest)
         except InvalidRequest:
@@ -112,20 +119,20 @@ def short_id(told: str) -> str:
     return told if SHORT_ID.fullmatch(told) else hashlib.sha256(told.encode()).hexdigest()[:9]
 
 
-def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def with_parsed_arguments(message: dict[str, Any], read: Read) -> dict[str, Any]:
     """Return `message` with its tool calls' JSON arguments as objects."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
-    return {**message, "tool_calls": [with_parsed_call(call) for call in calls]}
+    return {**message, "tool_calls": [with_parsed_call(call, read) for call in calls]}
 
 
-def with_parsed_call(call: Any) -> Any:
+def with_parsed_call(call: Any, read: Read) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = loads(function["arguments"] or "{}")
+        arguments = read(function["arguments"] or "{}")
     except ValueError:
         return call  # what a model wrote need not be JSON; the template gets it as it is
     if not isinstance(arguments, dict):
