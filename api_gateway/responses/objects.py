@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from common.errors import ServiceError
+from protos.json_fields import dumps
 
 Shown = dict[str, Any]
 
@@ -14,6 +17,7 @@ class Head:
     """What is the same in every object of one response."""
 
     def __init__(self, request_id: str, created: int, model: str, asked: Mapping[str, Any]) -> None:
+        """`asked` may hold whole numbers of any size, which orjson does not write."""
         self.request_id = request_id
         self._fields: Shown = {
             "id": f"resp_{request_id}",
@@ -21,7 +25,7 @@ class Head:
             "created_at": created,
             "background": False,
             "model": model,
-            **asked,
+            **{name: orjson.Fragment(dumps(value)) for name, value in asked.items()},
         }
 
     def response(self, status: str, output: Sequence[Shown], **more: Any) -> Shown:

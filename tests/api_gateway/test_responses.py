@@ -115,6 +115,17 @@ async def test_a_response_tells_what_was_asked_for(client: httpx.AsyncClient) ->
     assert [tool["name"] for tool in told["tools"]] == ["get_weather", "now"]
 
 
+async def test_whole_numbers_of_any_size_are_told_as_they_came(client: httpx.AsyncClient) -> None:
+    """Of a uint256, say: `default` and `maximum` of a function's argument."""
+    amount = {"type": "number", "default": 2**64, "maximum": 2**256 - 1}
+    schema = {"type": "object", "properties": {"amount": amount}}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    tools = [{"type": "function", "name": "pay", "parameters": schema}]
+    told = (await both(client, ask(tools=tools, text={"format": form})))[-1]["response"]
+    assert told["status"] == "completed" and told["text"]["format"]["schema"] == schema
+    assert told["tools"][0]["parameters"] == schema
+
+
 async def test_what_was_used(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     fake.script = saying(("hm", 1), ("Yes", 0), num_cached_tokens=3, num_reasoning_tokens=1)
     usage = (await both(client, ask()))[-1]["response"]["usage"]
