@@ -170,7 +170,8 @@ def shut(schema: Any) -> Any:
     if isinstance(properties, dict):
         shown["properties"] = {k: shut(v) for k, v in properties.items()}
         required = schema.get("required")
-        is_whole = not isinstance(required, list) or all(name in properties for name in required)
+        names = required if isinstance(required, list) else []  # any JSON: its reader refuses it
+        is_whole = all(isinstance(name, str) and name in properties for name in names)
         if is_whole and not OPEN & schema.keys():
             shown["additionalProperties"] = False
     return shown

@@ -27,6 +27,14 @@ def test_objects_are_closed_where_the_schema_does_not_speak_of_it() -> None:
         assert closed(left) == left
 
 
+@pytest.mark.parametrize("name", [[], {}, ["x"], {"type": "string"}, 1, None])
+def test_a_required_name_that_is_none_is_left_to_the_reader(name: Any) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x", name]}
+    assert binding(closed(schema)) == schema
+    compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    assert LLMatcher.validate_grammar(compiled)
+
+
 def test_objects_that_are_described_in_parts_stay_open() -> None:
     """A part that is shut would shut the others out: nothing would fit the schema any more."""
     x, y = ({"properties": {name: True}, "required": [name]} for name in "xy")
