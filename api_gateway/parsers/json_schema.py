@@ -38,6 +38,12 @@ NEGATED = re.compile(r"(\\.)|\[\^([-\]]?)", re.DOTALL)
 """An escape, passed over, or the begin of a class of all characters but those that follow."""
 SECONDS = "^[0-9Tt-]*:[0-9]*:[0-5]"
 """Of a time: llguidance knows a second 60 in every minute, and checks of the format do not."""
+LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+DAYS = f"^(?:{YEAR}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|{LEAP}-02-29)"
+"""Of a date: llguidance knows a 29 February of every year, and a year 0."""
+NARROWED = {"time": [SECONDS], "date": [DAYS], "date-time": [DAYS, SECONDS]}
+"""Patterns that make of llguidance's reading of a format what checks of it take."""
 DRAFT = re.compile(
     r"http://json-schema\.org/draft-0[3467]/schema#?"
     r"|https://json-schema\.org/draft/(2019-09|2020-12)/schema#?"
@@ -71,9 +77,10 @@ def binding(schema: Any) -> Any:
             shown[key] = kept_bound(key, value if is_whole else off_whole(key, schema), is_whole)
         else:
             shown[key] = value if key in DATA else binding(value)
-    if shown.get("format") in ("time", "date-time"):
-        parts = shown.get("allOf", [])
-        shown["allOf"] = [*parts, {"pattern": SECONDS}] if isinstance(parts, list) else parts
+    named = shown.get("format")
+    if isinstance(named, str) and named in NARROWED:
+        parts, more = shown.get("allOf", []), [{"pattern": text} for text in NARROWED[named]]
+        shown["allOf"] = [*parts, *more] if isinstance(parts, list) else parts
     return shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -56,11 +57,11 @@ def test_objects_that_are_described_in_parts_stay_open() -> None:
 
 def test_what_asks_for_nothing_is_left_out() -> None:
     secret = {"type": "string", "format": "password"}
-    day = {"type": "string", "format": "date"}
+    mail = {"type": "string", "format": "email"}
     unbound = {"type": "string"}
     items = {"type": "array", "items": secret, "uniqueItems": False}
-    assert binding({"properties": {"format": secret, "uniqueItems": day}}) == {
-        "properties": {"format": unbound, "uniqueItems": day}
+    assert binding({"properties": {"format": secret, "uniqueItems": mail}}) == {
+        "properties": {"format": unbound, "uniqueItems": mail}
     }
     assert binding({"anyOf": [items, {"uniqueItems": True}]}) == {
         "anyOf": [{"type": "array", "items": unbound}, {"uniqueItems": True}]
@@ -226,6 +227,24 @@ def test_no_minute_has_a_second_60(also: dict[str, Any], form: str, day: str) ->
     assert accepts(schema, f'"{day}23:59:59Z"')
     assert accepts(schema, f'"{day}23:59:59.60Z"') and accepts(schema, f'"{day.lower()}23:59:59Z"')
     assert not accepts(schema, f'"{day}23:59:60Z"')
+
+
+@pytest.mark.parametrize("also", [{}, {"pattern": "[0-9]"}, {"allOf": [{"maxLength": 30}]}])
+@pytest.mark.parametrize(("form", "time"), [("date", ""), ("date-time", "T23:59:59Z")])
+def test_a_date_is_one_of_the_calendar(also: dict[str, Any], form: str, time: str) -> None:
+    schema = json.dumps(binding({"type": "string", "format": form} | also))
+    for year in (0, 1, 4, 100, 400, 1900, 1999, 2000, 2023, 2024, 2100, 9996, 9999):
+        for month in (1, 2, 3, 4, 12):
+            for number in (1, 10, 20, 28, 29, 30, 31):
+                day = f"{year:04}-{month:02}-{number:02}"
+                assert accepts(schema, f'"{day}{time}"') is is_day(day), day
+
+
+def is_day(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 @pytest.mark.parametrize(
