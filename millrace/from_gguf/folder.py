@@ -63,7 +63,7 @@ def _rotated(source: GgufFile, architecture: str) -> dict[str, int]:
         return {}
     fields = source.of_architecture(architecture)
     num_heads = fields.size("attention.head_count")
-    return {"attn_q": num_heads, "attn_k": fields.size("attention.head_count_kv", num_heads)}
+    return {"q_proj": num_heads, "k_proj": fields.size("attention.head_count_kv", num_heads)}
 
 
 def _check_shapes(folder: Path, found: Collection[Tensor]) -> None:

@@ -51,15 +51,14 @@ class Tensor:
 def renamed(tensors: Mapping[str, Any], rotated: Mapping[str, int]) -> list[Tensor]:
     """Return the tensors to write; raise ModelFolderError for one that no model here has.
 
-    `rotated` gives the heads of those, by the name inside a layer, whose rows are sorted by pairs.
+    `rotated` gives the heads of those whose rows are sorted by pairs, by their name in a folder.
     """
     found = []
     for name, source in tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        shape = tuple(int(size) for size in reversed(source.shape))
-        inner = name.split(".")[2] if name.startswith("blk.") and name.count(".") == 3 else ""
-        found.append(Tensor(full_name(name), source, shape, rotated.get(inner, 0)))
+        if name != ROPE_FACTORS:
+            full = full_name(name)
+            shape = tuple(int(size) for size in reversed(source.shape))
+            found.append(Tensor(full, source, shape, rotated.get(full.split(".")[-2], 0)))
     return found
 
 
