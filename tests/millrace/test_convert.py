@@ -313,7 +313,7 @@ def test_a_file_given_as_a_model_is_told_what_to_do(
 def test_real_vocabularies(reference_data: Path, tmp_path: Path) -> None:
     """Published tokenizers, through a GGUF file and back, read the texts of the reference alike."""
     cases = json.loads((reference_data / "tokenizer" / "encode_cases.json").read_text())
-    for name in sorted({case["model"] for case in cases}):
+    for name in ("DeepSeek-R1-Distill-Qwen-1.5B", "Qwen3-0.6B"):
         folder = reference_data / "models" / name
         values = tokenizer_metadata(folder)
         library = Tokenizer.from_str(json.dumps(tokenizer(Fields(folder, values))))
