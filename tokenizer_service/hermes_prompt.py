@@ -9,8 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protos.json_fields import loads
-
 SYSTEM = "You are a helpful assistant."
 BEFORE = (
     "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -23,14 +21,14 @@ AFTER = (
 )
 
 Message = dict[str, Any]
+Read = Callable[[str], Any]
+"""Returns the value of a JSON text; raises ValueError where it is none."""
 
 
-def spelled(
-    messages: Sequence[Message], tools: Sequence[Any] | None, read: Callable[[str], Any] = loads
-) -> list[Message]:
+def spelled(messages: Sequence[Message], tools: Sequence[Any] | None, read: Read) -> list[Message]:
     """Return `messages` without any tool role or call: all of it as content.
 
-    `read` returns the value of arguments that are JSON; it raises ValueError for others.
+    `read` is for the arguments of calls.
     """
     joined: list[Message] = []
     previous = None
@@ -53,7 +51,7 @@ def with_signatures(messages: Sequence[Message], tools: Sequence[Any]) -> list[M
     return [first, *messages[has_system:]]
 
 
-def spelled_message(message: Message, read: Callable[[str], Any]) -> Message:
+def spelled_message(message: Message, read: Read) -> Message:
     """Return an answer's calls, or a tool's result, as content."""
     content = message.get("content") or ""
     if message.get("role") == "tool":
@@ -67,7 +65,7 @@ def spelled_message(message: Message, read: Callable[[str], Any]) -> Message:
     return {**rest, "content": "\n".join(texts)}
 
 
-def spelled_call(call: Any, read: Callable[[str], Any]) -> str:
+def spelled_call(call: Any, read: Read) -> str:
     """Return a call as the model wrote it."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -17,12 +17,10 @@ from protos.tokenizer_pb2 import ChatInput
 from tokenizer_service.content_parts import as_parts, roles_of_parts
 from tokenizer_service.formats import needs_of
 from tokenizer_service.guarded_text import unused
-from tokenizer_service.hermes_prompt import spelled
+from tokenizer_service.hermes_prompt import Read, spelled
 from tokenizer_service.template_process import TemplateProcess
 from tokenizer_service.turns import Asker
 
-Read = Callable[[str], Any]
-"""Returns the value of a JSON text; raises ValueError where it is none."""
 PRIVATE_USE = range(0xE000, 0xF900)
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
