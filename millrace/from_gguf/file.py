@@ -46,7 +46,7 @@ class GgufFile:
 def parts(path: Path) -> list[Path]:
     """Return every part of a file that is split, else the file alone."""
     found = PART.search(path.name)
-    if found is None:
+    if found is None or not int(found[2]):
         return [path]
     stem, count = path.name[: found.start()], int(found[2])
     return [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]

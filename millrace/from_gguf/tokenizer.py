@@ -177,21 +177,23 @@ def _merges(fields: Fields, tokens: list[str], types: list[int]) -> list[list[st
 
 def _with_ends(fields: Fields, tokens: list[str], bos: bool, eos: bool) -> dict[str, Any]:
     """Return a post-processor that puts the tokens of the begin and the end around a text."""
-    texts = []
+    around: dict[str, list[int]] = {"bos": [], "eos": []}
     for key, is_added in (("bos", bos), ("eos", eos)):
-        token_id = _token_id(fields, key, len(tokens)) if is_added else None
-        if is_added and token_id is None:
-            raise fields.missing(f"tokenizer.ggml.{key}_token_id")
-        texts.append([] if token_id is None else [tokens[token_id]])
-    begin, end = ([{"SpecialToken": {"id": text, "type_id": 0}} for text in one] for one in texts)
-    ids = {text: tokens.index(text) for one in texts for text in one}
+        if is_added:
+            token_id = _token_id(fields, key, len(tokens))
+            if token_id is None:
+                raise fields.missing(f"tokenizer.ggml.{key}_token_id")
+            around[key] = [token_id]
+    begin, end = (
+        [{"SpecialToken": {"id": tokens[i], "type_id": 0}} for i in ids] for ids in around.values()
+    )
     return {
         "type": "TemplateProcessing",
         "single": [*begin, {"Sequence": {"id": "A", "type_id": 0}}, *end],
         "pair": [],
         "special_tokens": {
-            text: {"id": text, "ids": [token_id], "tokens": [text]}
-            for text, token_id in ids.items()
+            tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+            for i in (*around["bos"], *around["eos"])
         },
     }
 

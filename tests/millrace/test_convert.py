@@ -218,6 +218,16 @@ def test_llama3_words_and_begin(qwen2: Path, tmp_path: Path) -> None:
     assert begun.encode("ab").ids[0] == 0 and len(begun.encode("ab").ids) == 2
 
 
+def test_a_text_gets_both_ends_where_the_file_says_so(qwen2: Path, tmp_path: Path) -> None:
+    told = {
+        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 7,
+        "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 9,
+    }  # fmt: skip
+    made = converted(write_gguf(qwen2, tmp_path / "it.gguf", **told), tmp_path / "made")
+    ids = Tokenizer.from_file(str(made / "tokenizer.json")).encode("ab").ids
+    assert (ids[0], len(ids), ids[-1]) == (7, 3, 9)
+
+
 @pytest.mark.parametrize(
     ("metadata", "told"),
     [
@@ -269,6 +279,8 @@ def test_files_that_are_none(
 ) -> None:
     path = tmp_path / "it.gguf"
     assert "cannot be read: No such file" in refused(path, capsys)
+    part = tmp_path / "it-00001-of-00000.gguf"
+    assert "cannot be read: No such file" in refused(part, capsys)
     path.write_bytes(b"not a model at all" * 40)
     assert f"{path}: is no GGUF file" in refused(path, capsys)
     whole = write_gguf(qwen2, tmp_path / "whole.gguf").read_bytes()
