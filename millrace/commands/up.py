@@ -288,9 +288,12 @@ def _check_settings(replica: Replica, root: Path) -> None:
     given = {**from_the_root(inherited({})), **given}
     try:
         settings = load(_settings_of(package), TIERS[package], [], inherited(given))
+    except SettingsError as error:  # it says which tier
+        raise CommandError(f"settings: {error}") from error
+    try:
         _check_what_it_reads(settings, root)
     except (SettingsError, ValueError) as error:
-        raise CommandError(f"settings: {error}") from error
+        raise CommandError(f"settings: {TIERS[package]}: {error}") from error
 
 
 def _check_what_it_reads(settings: Any, root: Path) -> None:

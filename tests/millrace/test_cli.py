@@ -269,11 +269,12 @@ def test_up_refuses_in_one_line(
         ("DTYPE", "float9", "settings: worker: dtype is 'float9', expected: auto, "),
         ("MILLRACE_ENGINE_MAX_WAITING", "-4", "settings: engine: Expected `int` >= 1"),
         ("MILLRACE_GATEWAY_COLOUR", "red", "settings: gateway: unknown settings ['colour']"),
-        ("MILLRACE_GATEWAY_API_KEY_FILE", "nowhere", "settings: …api_key_file: "),
-        ("MILLRACE_ENGINE_TENANT_LIMITS", "nowhere", "settings: …tenant_limits: "),
+        ("MILLRACE_GATEWAY_API_KEY_FILE", "nowhere", "settings: gateway: …api_key_file: "),
+        ("MILLRACE_ENGINE_TENANT_LIMITS", "nowhere", "settings: engine: …tenant_limits: "),
         ("MILLRACE_ENGINE_MAX_NUM_BATCHED_TOKENS", "4",
-         "settings: …must be at least max_num_seqs (256)"),
-        ("MILLRACE_WORKER_HOST_KV_MEMORY", "4 lakes", "settings: …host_kv_memory is '4 lakes'"),
+         "settings: engine: …must be at least max_num_seqs (256)"),
+        ("MILLRACE_WORKER_HOST_KV_MEMORY", "4 lakes",
+         "settings: worker: …host_kv_memory is '4 lakes'"),
     ],
 )  # fmt: skip
 def test_up_refuses_an_environment_that_a_tier_would_not_start_with(
