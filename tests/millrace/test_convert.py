@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from common.model_folder import Fields
 from millrace.cli import main
+from millrace.from_gguf.folder import make_folder
 from millrace.from_gguf.tokenizer import tokenizer
 from millrace.llm import LLM
 from millrace.params import SamplingParams
@@ -312,6 +313,31 @@ def test_a_folder_that_is_there_is_left_alone(
     (tmp_path / "made").mkdir()
     assert main(["convert", str(path), str(tmp_path / "made")]) == 1
     assert "is there already" in capsys.readouterr().err
+
+
+def test_two_runs_into_one_folder_do_not_meet(
+    qwen2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins while the first one writes, and leaves it alone."""
+    path, folder = write_gguf(qwen2, tmp_path / "it.gguf"), tmp_path / "made"
+
+    def make(file: Path, partial: Path, dtype: str) -> int:
+        num_bytes = make_folder(file, partial, dtype)
+        assert main(["convert", str(path), str(folder)]) == 1
+        assert "another run writes to " in capsys.readouterr().err
+        return num_bytes
+
+    monkeypatch.setattr("millrace.commands.convert.make_folder", make)
+    converted(path, folder)
+    assert (folder / "model.safetensors").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_what_a_killed_run_has_left_is_written_anew(qwen2: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".made.partial"
+    left.mkdir()
+    (left / "tokenizer.model").write_text("half")
+    made = converted(write_gguf(qwen2, tmp_path / "it.gguf"), tmp_path / "made")
+    assert not (made / "tokenizer.model").exists()
 
 
 def test_a_file_given_as_a_model_is_told_what_to_do(
