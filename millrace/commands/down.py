@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def stop(run: RunState) -> None:
     """End the runner, which ends its replicas; kill it when it takes too long."""
     send(run.runner, signal.SIGTERM)
+    send(run.runner, signal.SIGCONT)  # one that a Ctrl-Z has halted would not hear of it
     deadline = time.monotonic() + GRACE_S
     while is_alive(run.runner):
         if time.monotonic() > deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from millrace.processes import age_s, is_halted
+from millrace.processes import ProcessId, age_s, is_alive, is_halted
 from millrace.project import add_arguments as add_project_arguments
 from millrace.project import project, running
 from millrace.readiness import get, unready
@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     folder = project(args).state
     if folder.is_old():
         print(f"  {folder.folder} cannot be written (is the disk full?): what follows is older")
+    if is_halted(state.runner):
+        print(f"  pid {state.runner.pid}, which starts again what ends, is halted itself (Ctrl-Z?)")
     for replica in state.replicas:
         print(_line(replica))
     return 0 if verdict == "ready" else 1
@@ -40,20 +42,21 @@ async def _verdict(state: RunState) -> str:
 
 
 def _line(replica: ReplicaState) -> str:
-    process = f"pid {replica.process.pid}" if replica.process else "not running"
-    health = _health(replica)
+    process = replica.process
+    if process is not None and not is_alive(process):
+        process = None  # who should have noted its end is halted, or about to
+    pid = f"pid {process.pid}" if process else "not running"
+    health = _health(process, replica.healthy)
     ports = " ".join(f"{inside}→{local}" for inside, local in replica.ports.items())
-    return (
-        f"  {replica.name:<20} {process:<12} {health:<9} restarts {replica.num_restarts}  {ports}"
-    )
+    return f"  {replica.name:<20} {pid:<12} {health:<9} restarts {replica.num_restarts}  {ports}"
 
 
-def _health(replica: ReplicaState) -> str:
-    if replica.process is None:
+def _health(process: ProcessId | None, was_healthy: bool) -> str:
+    if process is None:
         return "down"
-    if is_halted(replica.process):  # the probe asks until it has succeeded once
+    if is_halted(process):  # the probe asks until it has succeeded once
         return "halted"
-    return "healthy" if replica.healthy else "starting"
+    return "healthy" if was_healthy else "starting"
 
 
 def _age(seconds: float) -> str:

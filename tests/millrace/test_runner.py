@@ -291,6 +291,22 @@ def test_a_halted_replica_is_not_called_healthy(make_stack: MakeStack) -> None:
     assert stack.call("down").returncode == 0
 
 
+def test_what_ended_under_a_halted_runner_is_not_called_healthy(make_stack: MakeStack) -> None:
+    """As by a Ctrl-Z on the terminal of `up`; `down` has it go on, and end in order."""
+    stack = make_stack()
+    assert stack.call("up", "--detach").returncode == 0
+    runner, ended = stack.state().runner.pid, stack.pid("middle-1")
+    os.kill(runner, signal.SIGSTOP)
+    os.kill(ended, signal.SIGKILL)
+    told = stack.call("status").stdout
+    assert f"pid {runner}, which starts again what ends, is halted" in told
+    line = next(line for line in told.splitlines() if "middle-1" in line)
+    assert "not running  down " in line and f"pid {ended}" not in line
+    assert stack.call("down").returncode == 0
+    assert "millrace | stopped" in stack.folder.log.read_text(), "it was not killed"
+    assert stack.left() == []
+
+
 @pytest.mark.parametrize(("prefix", "is_ignored"), [(["nohup"], True), ([], False)])
 def test_a_hang_up_that_the_caller_ignores_stays_ignored(
     make_stack: MakeStack, prefix: list[str], is_ignored: bool
