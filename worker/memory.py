@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.control_groups import groups
+from worker.control_groups import groups, told
 
 KV_CACHE_SHARE = 0.25
 """Part of the free memory that keys and values take when no size is given."""
@@ -106,7 +106,7 @@ def _meminfo(name: str, root: Path = Path("/")) -> int | None:
 
 def _number(path: Path, line: str) -> int | None:
     """Return the number in the first line that begins so; None where there is none."""
-    match = re.search(f"^{line}", path.read_text(), re.MULTILINE) if path.exists() else None
+    match = re.search(f"^{line}", told(path), re.MULTILINE)
     return int(match[1]) if match else None
 
 
@@ -119,14 +119,9 @@ def _group_free(root: Path) -> int | None:
 def _left_in(group: Path) -> int | None:
     """Return limit - use + file pages that would make way; version 2, then 1."""
     for limit_name, used_name in GROUP_FILES:
-        limit, used, stat = group / limit_name, group / used_name, group / "memory.stat"
-        if not limit.exists() or not used.exists() or limit.read_text().strip() == "max":
-            continue
-        pages = (
-            re.search(r"^(?:total_)?inactive_file (\d+)", stat.read_text(), re.MULTILINE)
-            if stat.exists()
-            else None
-        )
-        idle = int(pages[1]) if pages else 0
-        return max(0, int(limit.read_text()) - int(used.read_text()) + idle)
+        limit, used = told(group / limit_name).strip(), told(group / used_name).strip()
+        if not limit.isdecimal() or not used.isdecimal():
+            continue  # not there, not for us to read, or "max"
+        idle = _number(group / "memory.stat", r"(?:total_)?inactive_file (\d+)") or 0
+        return max(0, int(limit) - int(used) + idle)
     return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -80,10 +80,12 @@ class WorkerMetrics:
     def _look(self) -> None:
         """Read the device's memory; in the worker's thread, as all that concerns a device."""
         if self._memory_of is not None:
-            with suppress(OSError):  # no descriptor is left, perhaps: a gauge is worth no step
+            try:
                 free, total = self._memory_of.read()
                 self._free.set(free)
                 self._total.set(total)
+            except OSError:  # no descriptor is left, perhaps: a gauge is worth no step
+                self._free.set(math.nan)  # what was free is not what is
         self._next_look = self._clock() + LOOK_EVERY_S
 
     def begin_step(self, step_id: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from worker.kernels.crew import available_cores
 from worker.memory import free_bytes, kv_cache_bytes, parse_size
 
 
@@ -71,6 +74,32 @@ def test_control_groups_of_version_1_count(tmp_path: Path) -> None:
     (group / "memory.limit_in_bytes").write_text("700")
     (group / "memory.usage_in_bytes").write_text("100")
     assert free_bytes(tmp_path) == 600
+
+
+def test_a_file_that_is_not_for_us_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that hides its group; where a file might say something it is an error."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    4096 kB\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    (group / "memory.max").write_text("5000\n")
+    read, number = Path.read_text, errno.EACCES
+
+    def refuse(path: Path) -> str:
+        if path.name in ("memory.max", "cpu.max"):
+            raise OSError(number, os.strerror(number))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    (group / "cpu.max").write_text("50000 100000\n")
+    assert free_bytes(tmp_path) == 4096 * 1024
+    assert available_cores(tmp_path) == available_cores(tmp_path / "nowhere")
+    number = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        free_bytes(tmp_path)
 
 
 def test_the_default_is_bounded() -> None:

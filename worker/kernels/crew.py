@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from worker.control_groups import groups
+from worker.control_groups import groups, told
 
 
 class Crew:
@@ -50,7 +50,7 @@ def available_cores(root: Path = Path("/")) -> int:
 def _quota(group: Path) -> int | None:
     """Return the whole cores of `group`; None where it says nothing, or that it has no bound."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, then 1
-        if all((group / name).exists() for name in names):
-            quota, period = " ".join((group / name).read_text() for name in names).split()
+        if all(said := [told(group / name) for name in names]):
+            quota, period = " ".join(said).split()
             return None if quota in ("max", "-1") else int(quota) // int(period)
     return None
