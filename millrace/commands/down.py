@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import time
+from urllib.parse import urlsplit
 
 from millrace import child
 from millrace.errors import CommandError
@@ -64,9 +65,12 @@ def _forget(state: StateFolder) -> None:
 
 
 def _check_ports(run: RunState) -> None:
+    """Raise CommandError unless its ports are free; the API's on the address it was open at."""
+    door = urlsplit(run.url)
     ports = {port for replica in run.replicas for port in replica.ports.values()}
+    hosts = dict.fromkeys(ports, "127.0.0.1") | {door.port: door.hostname or ""}
     deadline = time.monotonic() + 2.0
-    while taken := sorted(port for port in ports if is_listening("127.0.0.1", port)):
+    while taken := sorted(port for port in ports if is_listening(hosts[port], port)):
         if time.monotonic() > deadline:
             raise CommandError(f"all processes are gone, yet these ports are taken: {taken}")
         time.sleep(POLL_S)

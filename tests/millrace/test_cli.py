@@ -33,7 +33,7 @@ from millrace.processes import ProcessId, free_port, identify
 from millrace.project import HOME, add_arguments, check_model_folder, stop_command
 from millrace.replica_process import ReplicaProcess, from_the_root
 from millrace.runner import Plan
-from millrace.state import RunState, StateFolder
+from millrace.state import ReplicaState, RunState, StateFolder
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,6 +336,24 @@ def test_status_tells_the_reasons_alone(
     monkeypatch.setattr("millrace.commands.status.running", lambda _: state)
     assert main(["status", "--state", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith(f"http://here  demo  not ready: {said}  up ")
+
+
+def test_down_takes_no_port_of_another_address_for_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a second stack has the same port on another address of this machine."""
+    with socket.socket() as other, subprocess.Popen(["sleep", "60"]) as process:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port, runner = other.getsockname()[1], identify(process.pid)
+        assert runner is not None
+        door = ReplicaState("door-1", "door", None, {8000: port}, num_restarts=0, healthy=True)
+        (tmp_path / "logs").mkdir()
+        StateFolder(tmp_path).write(
+            RunState("none", runner, f"http://127.0.0.2:{port}", "demo", True, [door])
+        )
+        assert main(["down", "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "millrace: stopped\n"
 
 
 @pytest.mark.parametrize("name", ["up", "down", "status", "chat"])
