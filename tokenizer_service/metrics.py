@@ -44,7 +44,7 @@ class TokenizerMetrics:
         )
         self.replays = Counter(
             "millrace_tokenizer_replays",
-            "Choices sent again after an engine was lost",
+            "Choices whose engine was lost while it computed them",
             registry=registry,
         )
         self.pending = Gauge(

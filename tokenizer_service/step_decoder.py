@@ -63,7 +63,7 @@ class StepDecoder:
             if choice is not None:
                 self._finish(step, seat, choice, finish)
         step.deliver()
-        self._metrics.output_tokens.inc(len(token_ids))
+        self._metrics.output_tokens.inc(step.num_tokens)
         self._metrics.detokenize_seconds.inc(time.perf_counter() - started)
 
     @staticmethod
@@ -93,6 +93,7 @@ class StepDecoder:
         if stream.matched is not None:
             token_ids = token_ids[: stream.num_tokens - num_held]
         choice.token_ids.extend(token_ids)
+        step.num_tokens += len(token_ids)
         choice.replay_until_s = None
         if num_held == choice.num_at_start:
             choice.age.serve(time.monotonic())

@@ -107,6 +107,8 @@ class StepText:
 
     def __init__(self) -> None:
         self._sessions: dict[Session, SessionText] = {}
+        self.num_tokens = 0
+        """Output tokens that were new and made text."""
 
     def of(self, session: Session) -> SessionText:
         found = self._sessions.get(session)

@@ -61,6 +61,8 @@ async def test_a_stop_string_ends_at_once_and_closes_when_the_engine_does(build:
     stage.end(0, FinishReason.STOPPED, 4)
     assert stage.gateway.token_ids[0] == list(b"aEND")
     assert not stage.pipeline.seats.all()[0].live
+    (counted,) = stage.pipeline._metrics.output_tokens.collect()
+    assert counted.samples[0].value == 4, "what made no text is not counted as such"
 
 
 async def test_the_stop_string_goes_before_the_engines_end_of_the_same_step(build: Build) -> None:

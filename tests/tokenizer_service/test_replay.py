@@ -39,6 +39,8 @@ async def test_a_lost_engine_is_replayed_without_gap_or_duplicate(build: Build) 
     stage.end(1, FinishReason.LENGTH, 4)
     assert {s: t.decode() for s, t in stage.gateway.texts.items()} == {0: "abc", 1: "x你"}
     assert [stage.gateway.finishes[s].num_output_tokens for s in (0, 1)] == [3, 4]
+    (counted,) = stage.pipeline._metrics.output_tokens.collect()
+    assert counted.samples[0].value == 3 + 4, "each once, whoever computed it twice"
 
 
 async def test_a_lost_replica_is_replayed_too(build: Build) -> None:
