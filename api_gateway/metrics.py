@@ -29,12 +29,15 @@ from protos.common_pb2 import (
     EngineState,
     FinishReason,
 )
+from protos.words import NO_ENGINE
 
 # fmt: off
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
           160, 640, 2560)
 ITL_S = (.002, .004, .006, .008, .01, .015, .02, .025, .03, .035, .04, .05, .06, .075, .08, .1, .15,
          .2, .3, .4, .5, .6, .75, .8, 1, 2, 2.5, 4, 5, 6, 7.5, 8, 10, 20, 40, 80)
+PHASE_S = (.001, .002, .005, .01, .02, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50,
+           60, 120, 240, 480, 960, 1920, 7680)
 E2E_S = (.05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480,
          960, 1920, 7680)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
@@ -71,7 +74,8 @@ class EngineGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         now, models, states = time.monotonic(), self._line.models(), self._line.states()
         model = models[0].id if models else ""
-        heard = [state for state, at in states.values() if now - at < FORGET_ENGINE_AFTER_S]
+        known = (told for engine, told in states.items() if engine != NO_ENGINE)
+        heard = [state for state, at in known if now - at < FORGET_ENGINE_AFTER_S]
         for name, (text, value) in ENGINE_GAUGES.items():
             family = GaugeMetricFamily(f"millrace_{name}", text, labels=["model_name", "engine"])
             for state in heard:
@@ -145,9 +149,9 @@ class GatewayMetrics:
         self.itl = FastHistogram(name, "between arrivals of tokens", ITL_S)
         registry.register(self.itl)
         self.e2e = histogram("e2e_request_latency_seconds", "arrival to last token", E2E_S)
-        self.queue = histogram("request_queue_time_seconds", "waiting in the engine", E2E_S)
-        self.prefill = histogram("request_prefill_time_seconds", "prompt processing", E2E_S)
-        self.decode = histogram("request_decode_time_seconds", "first to last token", E2E_S)
+        self.queue = histogram("request_queue_time_seconds", "waiting in the engine", PHASE_S)
+        self.prefill = histogram("request_prefill_time_seconds", "prompt processing", PHASE_S)
+        self.decode = histogram("request_decode_time_seconds", "first to last token", PHASE_S)
         self.request_prompt = histogram("request_prompt_tokens", "prompt length", TOKENS)
         self.request_output = histogram("request_generation_tokens", "output length", TOKENS)
         self.prompt_tokens = counter(

@@ -7,6 +7,7 @@ from api_gateway.job import Job
 from api_gateway.meter import Meter
 from api_gateway.metrics import GatewayMetrics
 from protos.tokenizer_pb2 import TextRequest
+from protos.words import NO_ENGINE
 from tests.api_gateway.requests import chat, completion
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -76,6 +77,29 @@ async def test_buckets_are_those_of_existing_dashboards(client: httpx.AsyncClien
         "vllm:time_to_first_token_seconds"
     )
     assert {"0.002", "0.025", "0.075", "8.0", "80.0"} <= bounds("vllm:inter_token_latency_seconds")
+
+
+async def test_a_queue_of_milliseconds_is_not_shown_as_a_third_of_a_second(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    await client.post("/v1/completions", json=completion())
+    seen = await scraped(client)
+    for phase in ("queue", "prefill", "decode"):
+        name = f"millrace_request_{phase}_time_seconds_bucket"
+        told = [float(label.split(",")[0].removeprefix("le=")) for label in seen[name]]
+        assert sorted(told)[0] <= 0.001 and {0.3, 7680.0} <= set(told)
+
+
+async def test_what_tokenizers_say_of_no_engine_is_no_engine(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    told = fake.streams[0]
+    told.state(num_waiting=3)
+    told.state(engine=NO_ENGINE, ready=False)
+    await client.post("/v1/completions", json=completion())  # by then it has heard
+    seen = await scraped(client)
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        assert set(seen[f"millrace_{name}"]) == {"engine=e0,model_name=fake-model"}
 
 
 async def test_label_sets_are_closed(client: httpx.AsyncClient) -> None:

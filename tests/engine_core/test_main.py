@@ -13,10 +13,14 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common.errors import CANNOT_WORK
 from common.settings import SettingsError, load
+from engine_core.metrics import PhaseTimes
+from engine_core.replica import Replica
 from engine_core.settings import Settings
+from protos.worker import Finished
 from tests.engine_core.stack import calling
 from tests.support.fake_worker import FakeWorker
 
@@ -121,6 +125,22 @@ async def test_life(engine: Engine) -> None:
         assert await asyncio.wait_for(engine.process.wait(), 10) == 0
         await until(lambda: not is_alive(scheduler))
     worker.die()
+
+
+def test_a_phase_of_milliseconds_is_not_shown_as_a_third_of_a_second() -> None:
+    """A quantile is a place in a bucket: the first one began at 0.3 s."""
+    registry = CollectorRegistry()
+    row = Finished(1, 1, 3, 0, 2, 0.0015, 0.015, 0.15, num_preemptions=0)
+    PhaseTimes(registry).observe(Replica(7, (), lambda message: None), row)
+    for phase, below, above in (
+        ("queue", "0.001", "0.002"), ("prefill", "0.01", "0.02"), ("decode", "0.1", "0.2"),
+    ):  # fmt: skip
+        name = f"millrace_request_{phase}_time_seconds_bucket"
+        counts = [
+            registry.get_sample_value(name, {"engine": "7", "le": bound})
+            for bound in (below, above, "0.3")
+        ]
+        assert counts == [0, 1, 1], phase
 
 
 async def test_a_lost_replica_leaves_no_series(engine: Engine) -> None:
