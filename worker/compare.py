@@ -82,7 +82,8 @@ def differences(left: Noted, right: Noted) -> Iterator[Difference]:
     for (name, layer), tensor in left.items():
         other = right[name, layer]
         if tensor.shape != other.shape:
-            raise ValueError(f"{name} of layer {layer}: {tensor.shape} against {other.shape}")
+            where = name if layer < 0 else f"{name} of layer {layer}"
+            raise ValueError(f"{where}: {tensor.shape} against {other.shape}")
         yield _difference(name, layer, tensor.astype(np.float64), other.astype(np.float64))
 
 

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"--tolerance is {args.tolerance:g}, it must be 0 or more")
     try:
         left, right = load(args.model, args.left), load(args.model, args.right)
+        check_vocabularies(left, right)
         token_ids = ids_of(args)
         found = list(differences(note_all(left, token_ids), note_all(right, token_ids)))
     except (ModelFolderError, ValueError, OSError, MemoryError) as error:
@@ -76,6 +77,16 @@ def load(model: str | Path, side: str) -> LoadedModel:
         raise ValueError(f"a key stands twice in {side!r}")
     folder = model_folder(wanted.pop("model", model))
     return load_model(folder, **wanted)  # type: ignore[arg-type]  # the keys are those of strings
+
+
+def check_vocabularies(left: LoadedModel, right: LoadedModel) -> None:
+    """Raise ValueError for models that have no ids, and no logits, in common."""
+    sizes = left.config.vocab_size, right.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the left model has a vocabulary of {sizes[0]} tokens, the right one of {sizes[1]}: "
+            "the same ids say other things to them"
+        )
 
 
 def ids_of(args: argparse.Namespace) -> list[int]:

@@ -69,6 +69,18 @@ def test_a_planted_fault_is_found(
     assert marked == ["1", "2", "-"]
 
 
+@pytest.mark.parametrize("vocab_size", [80, 128])
+def test_models_of_other_vocabularies_are_told_as_such(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], vocab_size: int
+) -> None:
+    other = write_folder(tmp_path / "other", num_hidden_layers=3, vocab_size=vocab_size)
+    assert main(["compare", "--model", str(folder), *IDS, "--right", f"model={other}"]) == 1
+    assert capsys.readouterr().err == (
+        f"millrace: the left model has a vocabulary of 96 tokens, the right one of {vocab_size}: "
+        "the same ids say other things to them\n"
+    )
+
+
 def test_numbers_that_overflow_on_both_sides_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
