@@ -108,6 +108,12 @@ class Meter:
             "preemptions": sum(end.num_preemptions for end in ends),
         }
 
+    @property
+    def _is_told(self) -> bool:
+        """Whether an engine has said how it went: not of who leaves before, say, in its queue."""
+        ends = (choice.finish for choice in self._job.choices)
+        return any(end is not None and end.HasField("timings") for end in ends)
+
     def _spread_s(self) -> float:
         if self._first_s is None:
             return 0.0
@@ -129,8 +135,8 @@ class Meter:
             "finish_reason": reasons[0] if len(reasons) == 1 else reasons,
             "prompt_tokens": usage["prompt_tokens"],
             "output_tokens": usage["completion_tokens"],
-            "cached_tokens": cached,
-            "queue_ms": timings["queue_ms"],
+            "cached_tokens": cached if self._is_told else None,
+            "queue_ms": timings["queue_ms"] if self._is_told else None,
             "ttft_ms": timings["ttft_ms"] if self._first_s else None,
             "attempts": job.num_replays + 1,
         }
@@ -140,8 +146,9 @@ class Meter:
         metrics.e2e.labels(model).observe(now - self._started_s)
         metrics.request_prompt.labels(model).observe(usage["prompt_tokens"])
         metrics.request_output.labels(model).observe(usage["completion_tokens"])
-        metrics.queue.labels(model).observe(timings["queue_ms"] / 1000)
-        metrics.prefill.labels(model).observe(timings["prefill_ms"] / 1000)
+        if self._is_told:
+            metrics.queue.labels(model).observe(timings["queue_ms"] / 1000)
+            metrics.prefill.labels(model).observe(timings["prefill_ms"] / 1000)
         metrics.decode.labels(model).observe(timings["decode_ms"] / 1000)
 
 

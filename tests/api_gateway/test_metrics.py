@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api_gateway.job import Job
 from api_gateway.meter import Meter
 from api_gateway.metrics import GatewayMetrics
+from protos.common_pb2 import STOPPED, Finish, Timings
 from protos.tokenizer_pb2 import TextRequest
 from protos.words import NO_ENGINE
 from tests.api_gateway.requests import chat, completion
@@ -39,6 +40,17 @@ def test_tokens_that_come_together_are_each_a_latency() -> None:
         choice.token_ids[:] = bytes(4 * num_tokens)
         meter.note([choice], now)
     assert seen == [2.0] * 3
+
+
+def test_what_no_engine_has_told_is_no_zero_in_the_log() -> None:
+    """As of a client that leaves while its request waits in the queue."""
+    metrics = GatewayMetrics()
+    gone = Meter(metrics, Job([TextRequest(model="m")]), 0.0).end(60.0)
+    assert (gone["queue_ms"], gone["cached_tokens"], gone["ttft_ms"]) == (None, None, None)
+    told = Job([TextRequest(model="m")])
+    told.choices[0].end(Finish(reason=STOPPED, timings=Timings(queue_s=0.5)))
+    line = Meter(metrics, told, 0.0).end(60.0)
+    assert (line["queue_ms"], line["cached_tokens"], line["ttft_ms"]) == (500.0, 0, None)
 
 
 async def test_names_labels_and_values(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
