@@ -194,15 +194,18 @@ def port(args: argparse.Namespace) -> Finding:
         return Finding("ok", "port", f"{args.port} is free")
     owner = listener(args.port)
     by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
-    run = project(args).state.running()
+    try:
+        run = project(args).state.running()
+    except CommandError:  # another user's: `writable` says so
+        run = None
     ours = run is not None and run.url.endswith(f":{args.port}")
     return Finding("ok" if ours else "warn", "port", f"{args.port} is in use{by}")
 
 
 def writable(folder: Path) -> Finding:
     """Try to write where the runner keeps its state."""
-    place = next(p for p in (folder, *folder.parents) if p.exists())
     try:
+        place = next(p for p in (folder, *folder.parents) if p.exists())
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(bytes(4096))  # a full disk still takes an empty file
             file.flush()

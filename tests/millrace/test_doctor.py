@@ -139,3 +139,18 @@ def test_a_full_disk_is_no_place_for_the_state(
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
     level, _, told = doctor.writable(tmp_path)
     assert level == "fail" and "No space left on device" in told
+
+
+def test_a_state_that_cannot_be_read_hides_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As another user's; the doctor said that and nothing else."""
+    (tmp_path / "state.json").mkdir()  # root may read all files
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        finding = doctor.port(arguments(tmp_path, other.getsockname()[1]))
+    assert finding.level == "warn" and f"in use by pid {os.getpid()}" in finding.text
+    options = ["--state", str(tmp_path / ("x" * 300)), "--port", str(free_port())]
+    assert main(["doctor", "--model", str(tmp_path / "none"), *options]) == 1
+    told = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert told["state"].startswith("fail") and "File name too long" in told["state"]
+    assert told["python"].startswith("ok")
