@@ -66,6 +66,7 @@ def running(args: argparse.Namespace) -> RunState:
     state = folder.running()
     if state is None:
         folder.check_in_sight()
+        folder.check_told()
         raise CommandError("nothing is running here; start it with: millrace up")
     return state
 

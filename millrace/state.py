@@ -118,6 +118,14 @@ class StateFolder:
                 "another machine or in a container: stop it there"
             )
 
+    def check_told(self) -> None:
+        """Raise CommandError when a runner has the lock and nothing can be read of it."""
+        if self.read() is None and self._is_locked():
+            raise CommandError(
+                f"{self.folder} is held by a run of which nothing can be read: it begins just now, "
+                "or another version of millrace has started it"
+            )
+
     def _is_locked(self) -> bool:
         try:
             descriptor = os.open(self.folder / "lock", os.O_RDONLY)

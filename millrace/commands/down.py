@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     state = project(args).state
     run = state.read()
     if run is None:
+        state.check_told()
         print("millrace: nothing is running")
         return 0
     state.check_in_sight()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.cli import main
 from millrace.errors import CommandError
 from millrace.processes import ProcessId, identify
 from millrace.state import RunState, StateFolder
@@ -96,6 +97,21 @@ def test_a_run_whose_runner_has_ended_is_not_running_and_in_sight(tmp_path: Path
     os.close(held)
     folder.write(RunState("run", gone, "http://there", "demo", True, []))
     folder.check_in_sight()  # a lock is there, and nobody holds it
+
+
+def test_a_run_of_which_nothing_can_be_read_is_not_called_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds the lock, so `up` says that it runs."""
+    held = StateFolder(tmp_path).lock()
+    assert held is not None
+    (tmp_path / "state.json").write_text('{"of": "another version"}')
+    for name in ("down", "status"):
+        assert main([name, "--state", str(tmp_path)]) == 1
+        told = capsys.readouterr()
+        assert "is held by a run of which nothing can be read" in told.err and not told.out
+    os.close(held)
+    assert main(["down", "--state", str(tmp_path)]) == 0
 
 
 def test_a_file_system_without_locks_is_one_line(
