@@ -36,8 +36,8 @@ TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5,
           160, 640, 2560)
 ITL_S = (.002, .004, .006, .008, .01, .015, .02, .025, .03, .035, .04, .05, .06, .075, .08, .1, .15,
          .2, .3, .4, .5, .6, .75, .8, 1, 2, 2.5, 4, 5, 6, 7.5, 8, 10, 20, 40, 80)
-PHASE_S = (.001, .002, .005, .01, .02, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50,
-           60, 120, 240, 480, 960, 1920, 7680)
+PHASE_S = (.001, .002, .005, .01, .02, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30,
+           40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 E2E_S = (.05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480,
          960, 1920, 7680)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
@@ -155,12 +155,14 @@ class GatewayMetrics:
         self.request_prompt = histogram("request_prompt_tokens", "prompt length", TOKENS)
         self.request_output = histogram("request_generation_tokens", "output length", TOKENS)
         self.prompt_tokens = counter(
-            "prompt_tokens", "of prompts that were not refused", "model_name"
+            "prompt_tokens", "of prompts that were not refused, at their end", "model_name"
         )
         self.cached_tokens = counter("prompt_tokens_cached", "found in the cache", "model_name")
-        self.output_tokens = counter("generation_tokens", "tokens generated", "model_name")
+        self.output_tokens = counter(
+            "generation_tokens", "tokens generated, at the end of their request", "model_name"
+        )
         self.success = counter(
-            "request_success", "requests that ended, by how", "model_name", "finished_reason"
+            "request_success", "choices that ended, by how", "model_name", "finished_reason"
         )
         self.http = counter("gateway_http_requests", "HTTP calls", "route", "method", "status")
         self.rejections = counter("gateway_rejections", "calls refused, by kind of error", "reason")

@@ -22,7 +22,8 @@ from engine_core.replica import Fleet, Replica
 from protos.worker import ITERATION_BUCKETS, Finished, SchedulerState
 
 PHASE_BUCKETS = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
+    30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 ALIASED = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions",

@@ -83,6 +83,15 @@ def test_alerts_read_series_that_exist(name: str, exported: set[str]) -> None:
     assert metrics(alerts()[name]) <= exported
 
 
+def test_tokens_per_second_are_counted_as_they_come() -> None:
+    """The gateway counts at the end of a request: minutes of one stream were a single peak."""
+    panels = [panel for dashboard in dashboards() for panel in dashboard["panels"]]
+    (panel,) = (panel for panel in panels if panel["title"] == "Tokens per second")
+    assert [metrics(target["expr"]) for target in panel["targets"]] == [
+        {"millrace_tokenizer_output_tokens_total"}, {"millrace_tokenizer_prompt_tokens_total"},
+    ]  # fmt: skip
+
+
 def test_every_alert_has_a_test_of_rules() -> None:
     tests = (ROOT / "deploy" / "prometheus" / "rules_test.yml").read_text()
     assert not [name for name in alerts() if name not in tests]
