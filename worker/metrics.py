@@ -109,15 +109,16 @@ class WorkerMetrics:
 
     def observe_host_tier(self, tier: HostTier | None) -> None:
         """Take over what has happened since the last call."""
-        if tier is None or not tier.events:
+        if tier is None:
             return
+        self._host_bytes.set(tier.num_bytes)  # what is dropped is no event
         for event, count in tier.events.items():
             self._host_blocks.labels(event).inc(count)
         tier.events.clear()
-        self._host_bytes.set(tier.num_bytes)
 
     def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
-        self._begun.clear()  # of a life that has ended
+        self._begun.clear()  # of a life that has ended, and so are its rows
+        self._sequences.set(0)
         for phase, seconds in startup_s.items():
             self._startup.labels(phase).set(seconds)
         for purpose, size in memory.items():

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -30,6 +31,8 @@ from tests.support.stack import eventually
 from tests.worker.plans import generate, sampling, start
 from worker.build import LoadedModel
 from worker.flights import Flight, Flights
+from worker.host_tier import HostTier
+from worker.kernels.checks import Bytes
 from worker.memory import DeviceMemory
 from worker.metrics import WorkerMetrics
 from worker.model_runner import ModelRunner
@@ -477,8 +480,38 @@ def test_busy_time_is_counted_once_where_steps_overlap() -> None:
     at(19.5, begun=3)
     assert at(20.0, done=3) == pytest.approx(3.5), "idle in between"
     at(21.0, begun=4)
+    assert registry.get_sample_value("millrace_worker_sequences") == 1
     metrics.observe_startup({}, {})
+    assert registry.get_sample_value("millrace_worker_sequences") == 0, "none of this life"
     assert at(30.0, done=4) == pytest.approx(3.5), "of another life"
+
+
+def test_host_memory_that_is_given_up_is_not_told_as_used() -> None:
+    """By a reset of the cache, and by the life before this one."""
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+
+    def used(tier: HostTier) -> float | None:
+        metrics.observe_host_tier(tier)
+        return registry.get_sample_value("millrace_worker_host_used_bytes")
+
+    class Blocks:
+        num_blocks = 4
+
+        def read(self, block_ids: Sequence[int], outs: Sequence[Bytes]) -> None: ...
+        def write(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None: ...
+
+    def tier() -> HostTier:
+        return HostTier(Blocks(), np.zeros((4, 8), np.uint8))
+
+    first = tier()
+    first.store([0, 1, 2], [b"a", b"b", b"c"])
+    assert used(first) == 24
+    first.drop([b"a"])
+    assert used(first) == 16
+    assert used(tier()) == 0
+    labels = {"event": "stored"}
+    assert registry.get_sample_value("millrace_worker_host_blocks_total", labels) == 3
 
 
 def test_the_device_is_looked_at_now_and_then() -> None:
