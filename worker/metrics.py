@@ -116,9 +116,13 @@ class WorkerMetrics:
             self._host_blocks.labels(event).inc(count)
         tier.events.clear()
 
-    def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
-        self._begun.clear()  # of a life that has ended, and so are its rows
+    def begin_life(self) -> None:
+        """Forget what was under way and held in the life that has ended."""
+        self._begun.clear()
         self._sequences.set(0)
+        self._host_bytes.set(0)
+
+    def observe_startup(self, startup_s: dict[str, float], memory: Mapping[str, int]) -> None:
         for phase, seconds in startup_s.items():
             self._startup.labels(phase).set(seconds)
         for purpose, size in memory.items():

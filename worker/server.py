@@ -111,6 +111,7 @@ class WorkerServer:
     def _live(self) -> None:
         try:
             self._state = f"{WAITING} ({self._engine})"  # before anybody hears of this life
+            self._metrics.begin_life()
             log.info("asking for a lease", extra={"engine": self._engine})
             self._connect(self._engine, self._hello)
             lease = self._await_lease()

@@ -481,7 +481,7 @@ def test_busy_time_is_counted_once_where_steps_overlap() -> None:
     assert at(20.0, done=3) == pytest.approx(3.5), "idle in between"
     at(21.0, begun=4)
     assert registry.get_sample_value("millrace_worker_sequences") == 1
-    metrics.observe_startup({}, {})
+    metrics.begin_life()
     assert registry.get_sample_value("millrace_worker_sequences") == 0, "none of this life"
     assert at(30.0, done=4) == pytest.approx(3.5), "of another life"
 
