@@ -56,7 +56,8 @@ def tail(path: Path, num_lines: int) -> list[str]:
         return []
     with path.open("rb") as file:
         *lines, partial = last_lines(file, num_lines)
-    return [line.decode(errors="replace") for line in (*lines, *([partial] if partial else []))]
+    lines += [partial] if partial else []
+    return [line.decode(errors="replace") for line in lines[max(0, len(lines) - num_lines) :]]
 
 
 def last_lines(file: BinaryIO, num_lines: int) -> list[bytes]:

@@ -155,3 +155,10 @@ def test_replicas_of_one_service_have_one_colour() -> None:
     first, second = coloured("worker-1 | a"), coloured("worker-2 | a")
     assert first[:5] == second[:5]
     assert first.endswith("|\x1b[0m a")
+
+
+def test_a_line_that_is_not_at_its_end_is_one_of_the_last(tmp_path: Path) -> None:
+    log = tmp_path / "stack.log"
+    log.write_text("a | 1\na | 2\na | thr")
+    assert tail(log, 2) == ["a | 2", "a | thr"]
+    assert tail(log, 0) == []
