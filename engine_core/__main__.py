@@ -40,9 +40,9 @@ async def serve(settings: Settings, tenants: dict[str, TenantLimits]) -> None:
     series = metrics.new_registry()
     phases = PhaseTimes(series)
     fleet = Fleet(settings.step_budget_s, time.monotonic)
-    register(series, fleet)
     name = f"{socket.gethostname()}:{settings.port}"
     front = Front(name, fleet, settings.max_waiting, phases.observe)
+    register(series, fleet, lambda: front.num_held)
     context = zmq.Context()
 
     def replica_lost(replica: Replica, lost: ReplicaLost) -> None:

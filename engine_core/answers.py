@@ -22,6 +22,7 @@ from protos.limits import LIMITS, MAX_U32
 from protos.worker import Add, Limits, Query, QueryAnswer
 
 log = logging.getLogger(__name__)
+REQUEST_STATE = "request_state"
 
 
 class RequestStateQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,7 +123,7 @@ def _cache_reset(scheduler: Scheduler, question: CacheQuestion, now: float) -> d
 
 _Respond = Callable[[Scheduler, Any, float], dict[str, Any]]
 _KINDS: dict[str, tuple[type[msgspec.Struct], _Respond]] = {
-    "request_state": (RequestStateQuestion, _request_state),
+    REQUEST_STATE: (RequestStateQuestion, _request_state),
     "explain": (ExplainQuestion, _explain),
     "cache_statistics": (CacheQuestion, _cache_statistics),
     "cache_reset": (CacheQuestion, _cache_reset),

@@ -11,10 +11,13 @@ import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
+import msgspec
 
 from common.channel import Gone
+from engine_core.answers import REQUEST_STATE, RequestStateQuestion
 from engine_core.caller import CallerSession
 from engine_core.held import HeldRequests
 from engine_core.inquiries import Inquiries
@@ -22,7 +25,7 @@ from engine_core.replica import Fleet, Replica
 from engine_core.scheduling.request import FinishReason, Problem
 from engine_core.scheduling.rows import refused_row, slots_of
 from engine_core.translate import to_add
-from protos.common_pb2 import EngineState
+from protos.common_pb2 import EngineState, Query
 from protos.engine_pb2 import EngineReply, EngineRequest, GenerateRequest
 from protos.engine_pb2_grpc import EngineServicer
 from protos.limits import LIMITS
@@ -102,7 +105,19 @@ class Front(EngineServicer):
         for slot in message.resumes:
             self._hold_back(caller, slot, is_paused=False)
         for query in message.queries:
-            self._inquiries.ask(caller, query, self._fleet.ready(), self._send)
+            self._inquiries.ask(
+                caller, query, self._fleet.ready(), self._send, self._states_of_held(query)
+            )
+
+    def _states_of_held(self, query: Query) -> list[dict[str, Any]]:
+        """Return what is held of the request whose state is asked for; no replica knows of it."""
+        if query.kind != REQUEST_STATE:
+            return []
+        try:
+            asked = msgspec.json.decode(query.body_json, type=RequestStateQuestion)
+        except msgspec.DecodeError:
+            return []  # the schedulers say what is wrong with it
+        return self._held.states(asked.request_id, asked.tenant)
 
     def _add(self, caller: CallerSession, request: GenerateRequest) -> None:
         """The exception boundary of one request."""
@@ -217,6 +232,11 @@ class Front(EngineServicer):
                 self._end(caller, waited, lost(message, REPLICA_LEFT))
         self._inquiries.replica_lost(replica)
         self.announce()
+
+    @property
+    def num_held(self) -> int:
+        """Choices that wait here for a replica."""
+        return len(self._held)
 
     # ── health ───────────────────────────────────────────────────────────────────────────────
 

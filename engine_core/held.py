@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -55,7 +56,16 @@ class HeldRequests:
         self._rows: deque[Held] = deque()
 
     def __len__(self) -> int:
-        return sum(len(row.slots) for row in self._rows)
+        return sum(len(row.slots) for row in list(self._rows))  # a scrape's thread asks, too
+
+    def states(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
+        """Return the choices of that tenant's requests of that id that wait here."""
+        return [
+            {"choice": row.add.limits.first_choice + slot - row.add.slot, "state": "waiting"}
+            for row in self._rows
+            if (row.add.request_id, row.add.limits.tenant) == (request_id, tenant)
+            for slot in row.slots
+        ]
 
     def hold(self, add: Add, now: float) -> Problem | None:
         """Keep `add`; return why not when the bound is reached. A replay was let in before."""

@@ -6,7 +6,7 @@ its replica's number. Whether a question makes sense is judged by the schedulers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class _Open:
     """Numbers of the replicas that have not answered."""
     told: dict[int, Lists] = field(default_factory=dict)
     """By number of the replica."""
+    held: Sequence[dict[str, Any]] = ()
     error_kind: str = ""
     error_message: str = ""
 
@@ -42,17 +43,26 @@ class Inquiries:
         self._open: dict[tuple[int, int], _Open] = {}
 
     def ask(
-        self, caller: CallerSession, query: common.Query, replicas: Iterable[Replica], send: Send
+        self,
+        caller: CallerSession,
+        query: common.Query,
+        replicas: Iterable[Replica],
+        send: Send,
+        held: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Ask all `replicas`; without any the answer is an error."""
+        """Ask all `replicas`; without any the answer is an error.
+
+        `held` are choices of a request asked for that no replica has yet: they stand in the answer.
+        """
         asked = list(replicas)
         key = (caller.number, query.query_id)
-        self._open[key] = _Open(caller, {replica.number for replica in asked})
+        self._open[key] = _Open(caller, {replica.number for replica in asked}, held=held)
         for replica in asked:
             send(replica, Query(*key, query.kind, query.body_json))
-        if not asked:
+        if not asked and not held:
             self._open[key].error_kind = "Unavailable"
             self._open[key].error_message = "no replica is up"
+        if not asked:
             self._close(key)
 
     def answered(self, replica: Replica, answer: QueryAnswer) -> None:
@@ -83,7 +93,10 @@ class Inquiries:
         if question.silent:
             return
         del self._open[key]
-        body = b"" if question.error_kind else msgspec.json.encode(joined(question.told))
+        lists = joined(question.told)
+        if question.held:
+            lists["choices"] = [*question.held, *lists.get("choices", ())]
+        body = b"" if question.error_kind else msgspec.json.encode(lists)
         answer = QueryAnswer(*key, body, question.error_kind, question.error_message)
         question.caller.answer(to_answer(answer))
 

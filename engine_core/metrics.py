@@ -5,7 +5,7 @@ The label `engine` is the number of the replica, as in vLLM, whose names are sho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -69,8 +69,9 @@ class PhaseTimes:
 class FleetCollector(Collector):
     """Reads the schedulers' last heartbeats when it is scraped."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, num_held: Callable[[], int]) -> None:
         self._fleet = fleet
+        self._num_held = num_held
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -78,7 +79,7 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         up = [(str(r.number), r, r.state) for r in self._fleet.ready() if r.state is not None]
         states = [(label, state) for label, _, state in up]
-        yield from gauges(states)
+        yield from gauges(states, self._num_held())
         yield from counters(states)
         yield iteration_tokens(states)
         yield blocks(states)
@@ -95,7 +96,7 @@ class FleetCollector(Collector):
 States = list[tuple[str, SchedulerState]]
 
 
-def gauges(states: States) -> Iterator[Metric]:
+def gauges(states: States, num_held: int) -> Iterator[Metric]:
     running = _gauge("num_requests_running", "Sequences that run")
     waiting = _gauge("num_requests_waiting", "Sequences that wait")
     paused = _gauge("num_requests_paused", "Sequences held back for slow readers")
@@ -108,6 +109,8 @@ def gauges(states: States) -> Iterator[Metric]:
         used = state.num_blocks - state.num_free_blocks
         usage.add_metric([label], used / state.num_blocks if state.num_blocks else 0.0)
         step_age.add_metric([label], state.step_age_s)
+    if num_held:
+        waiting.add_metric([""], num_held)  # of no replica: they wait for one
     yield from (running, waiting, paused, usage, step_age)
 
 
@@ -174,7 +177,12 @@ def _gauge(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"millrace_{name}", text, labels=LABELS)
 
 
-def register(registry: CollectorRegistry, fleet: Fleet) -> None:
-    """Put the fleet's series, and vLLM's names for them, into `registry`."""
-    registry.register(FleetCollector(fleet))
+def register(
+    registry: CollectorRegistry, fleet: Fleet, num_held: Callable[[], int] = lambda: 0
+) -> None:
+    """Put the fleet's series, and vLLM's names for them, into `registry`.
+
+    `num_held`: the choices that wait for a replica.
+    """
+    registry.register(FleetCollector(fleet, num_held))
     registry.register(Aliases(registry, ALIASES))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common.channel import Gone
 from engine_core.caller import CallerSession
 from engine_core.front import Front
+from engine_core.metrics import register
 from engine_core.replica import Fleet, Phase, Replica
 from protos import common_pb2 as common
 from protos.common_pb2 import Finish, Limits
@@ -95,6 +98,31 @@ def test_what_one_message_adds_and_aborts_ends_also_where_no_replica_is_up() -> 
     assert (end.slot, end.reason) == (1, common.ABORTED)
     board.front.replica_ready(board.replica())
     assert [add.slot for add in board.sent if isinstance(add, Add)] == [2]
+
+
+@pytest.mark.parametrize("has_silent_replica", [False, True])
+def test_what_waits_for_a_replica_is_live_to_who_asks(has_silent_replica: bool) -> None:
+    """It was no live request, and no metric of this tier counted it."""
+    board = Board()
+    if has_silent_replica:
+        replica = board.replica()
+        board.now += 2.0
+    board.ask(adds=[request(1, n=2, tenant="a"), request(5, tenant="a"), request(7)])
+    asked = b'{"request_id": "r1", "tenant": "a"}'
+    board.ask(queries=[common.Query(query_id=3, kind="request_state", body_json=asked)])
+    if has_silent_replica:
+        board.front.replica_answer(replica, QueryAnswer(7, 3, b'{"choices": []}'))
+    _, (answer,) = board.told()
+    assert json.loads(answer.body_json) == {
+        "choices": [{"choice": 0, "state": "waiting"}, {"choice": 1, "state": "waiting"}]
+    }
+    registry = CollectorRegistry()
+    register(registry, board.fleet, lambda: board.front.num_held)
+    assert registry.get_sample_value("millrace_num_requests_waiting", {"engine": ""}) == 4
+    nobodys = common.Query(query_id=4, kind="request_state", body_json=b'{"request_id": "r9"}')
+    board.ask(queries=[nobodys, common.Query(query_id=5, kind="request_state", body_json=b"{")])
+    if not has_silent_replica:
+        assert {answer.error.message for answer in board.told()[1]} == {"no replica is up"}
 
 
 def test_a_request_on_a_live_slot_is_dropped_and_harms_nobody() -> None:
