@@ -138,7 +138,7 @@ class Meter:
             "cached_tokens": cached if self._is_told else None,
             "queue_ms": timings["queue_ms"] if self._is_told else None,
             "ttft_ms": timings["ttft_ms"] if self._first_s else None,
-            "attempts": job.num_replays + 1,
+            "attempts": job.num_replays + max(choice.num_moves for choice in job.choices) + 1,
         }
 
     def _observe_success(self, usage: Usage, timings: dict[str, float | int], now: float) -> None:

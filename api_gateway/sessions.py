@@ -71,6 +71,7 @@ class Choice:
 
     __slots__ = (
         "age",
+        "begun_slot",
         "bulks",
         "finish",
         "has_news",
@@ -81,6 +82,7 @@ class Choice:
         "model_hash",
         "next_logprob",
         "num_at_send",
+        "num_moves",
         "sent_s",
         "num_prompt_tokens",
         "num_reasoning",
@@ -112,6 +114,8 @@ class Choice:
         self.text_bytes = 0
         self.token_ids = bytearray()
         self.num_prompt_tokens = 0
+        self.begun_slot = -1  # the slot that an engine has got
+        self.num_moves = 0  # times that another one got it, as the last was lost
         self.model_hash = ""  # of the engine that has it, or had it last
         self.prompt_ids = b""  # column, of one choice of a prompt, where they are asked for
         self.logprobs: list[TextLogprobs] = []
@@ -204,6 +208,8 @@ class Demux:
         choices = self.choices
         for started in batch.started:
             if (begun := choices.get(started.slot)) is not None:
+                begun.num_moves += begun.begun_slot == started.slot
+                begun.begun_slot = started.slot
                 begun.num_prompt_tokens = started.num_prompt_tokens
                 begun.model_hash = started.model_hash
                 begun.prompt_ids = started.prompt_token_ids or begun.prompt_ids

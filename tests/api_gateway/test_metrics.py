@@ -6,8 +6,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from api_gateway.job import Job
 from api_gateway.meter import Meter
 from api_gateway.metrics import GatewayMetrics
+from api_gateway.sessions import Demux
 from protos.common_pb2 import STOPPED, Finish, Timings
-from protos.tokenizer_pb2 import TextRequest
+from protos.tokenizer_pb2 import Started, TextBatch, TextRequest
 from protos.words import NO_ENGINE
 from tests.api_gateway.requests import chat, completion
 from tests.support.fake_tokenizer import FakeTokenizer
@@ -51,6 +52,21 @@ def test_what_no_engine_has_told_is_no_zero_in_the_log() -> None:
     told.choices[0].end(Finish(reason=STOPPED, timings=Timings(queue_s=0.5)))
     line = Meter(metrics, told, 0.0).end(60.0)
     assert (line["queue_ms"], line["cached_tokens"], line["ttft_ms"]) == (500.0, 0, None)
+
+
+def test_attempts_are_those_of_all_tiers_below() -> None:
+    """A request whose engine was lost had one: its tokenizer alone knew of the other."""
+    job, demux = Job([TextRequest(model="m")]), Demux()
+    meter = Meter(GatewayMetrics(), job, 0.0)
+    started = TextBatch(started=[Started(slot=demux.add(job.choices), num_prompt_tokens=3)])
+    demux.deliver(started)
+    assert meter.end(1.0)["attempts"] == 1
+    demux.deliver(started)  # its engine was lost, and another has it
+    assert meter.end(1.0)["attempts"] == 2
+    job.num_replays, demux = 1, Demux()  # its tokenizer was lost
+    demux.next_slot = 7
+    demux.deliver(TextBatch(started=[Started(slot=demux.add(job.choices), num_prompt_tokens=3)]))
+    assert meter.end(1.0)["attempts"] == 3
 
 
 async def test_names_labels_and_values(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
