@@ -52,6 +52,8 @@ class TextClients:
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._fingerprint = ""
+        self.num_replays = 0
+        """Choices that were lost with a tokenizer, or a part of them on the way."""
 
     async def start(self) -> None:
         """Begin to connect; returns at once, whoever is up."""
@@ -221,6 +223,7 @@ class TextClients:
         job.num_waits = limits.waits(job.num_waits, most, sent_s, heard_s)
         job.attempt = max(1, job.attempt) if job.num_waits else limits.attempts(job.attempt, most)
         job.num_replays += 1
+        self.num_replays += len(choices)
         now_s = time.monotonic()
         for choice in choices:
             choice.age.wait(now_s)

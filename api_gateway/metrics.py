@@ -12,7 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -62,8 +67,8 @@ ALIASED = (
 )  # fmt: skip
 
 
-class EngineGauges(Collector):
-    """Shows what the engines last said of themselves; engines long silent are left out."""
+class LineSeries(Collector):
+    """Shows replays, and what engines last said of themselves; long silent ones are left out."""
 
     def __init__(self, line: TextClients) -> None:
         self._line = line
@@ -81,6 +86,8 @@ class EngineGauges(Collector):
             for state in heard:
                 family.add_metric([model, state.engine], value(state))
             yield family
+        name, count = "millrace_gateway_replays", self._line.num_replays
+        yield CounterMetricFamily(name, "choices whose tokenizer was lost", value=count)
 
 
 class FastHistogram(Collector):
@@ -176,7 +183,7 @@ class GatewayMetrics:
 
     def watch_line(self, line: TextClients) -> None:
         """Show the engine's gauges as well, and the number of tokenizers."""
-        self.registry.register(EngineGauges(line))
+        self.registry.register(LineSeries(line))
         self.sessions.set_function(lambda: len(line.links()))
 
     def add_vllm_names(self) -> None:

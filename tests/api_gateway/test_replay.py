@@ -46,7 +46,9 @@ async def test_a_stream_goes_on_where_it_was(fake: FakeTokenizer, num_words: int
         stream.break_off()
         fake.script = echo(WORDS)
         shown = events((await asked).text)
+        told = (await http.get("/metrics")).text
     assert text_of(shown) == WORDS
+    assert "millrace_gateway_replays_total 1.0" in told
     first, again = stream.requests_seen[slot], fake.streams[1].requests_seen[1]
     assert (first.attempt, again.attempt) == (0, 1)
     assert again.sampling == first.sampling and again.limits.first_choice == 0
