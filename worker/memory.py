@@ -21,6 +21,7 @@ GROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+LIMITS = tuple(limit for limit, _ in GROUP_FILES)
 UNITS = {
     "": 1,
     "B": 1,
@@ -75,6 +76,15 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     return min((size for size in sizes if size is not None), default=None)
 
 
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Return the most that host, control group and limit give; None where none says."""
+    sizes = [_meminfo("MemTotal", root), _addresses(root)]
+    sizes += [
+        _number(group / name, r"(\d+)") for group in groups("memory", root) for name in LIMITS
+    ]
+    return min((size for size in sizes if size is not None), default=None)
+
+
 class DeviceMemory(NamedTuple):
     """What computes, and its memory; bytes, 0 where nobody says."""
 
@@ -86,17 +96,21 @@ class DeviceMemory(NamedTuple):
 
 
 def host_memory() -> DeviceMemory:
-    """Return this machine's processors as a device."""
+    """Return this machine's processors as a device, with the memory that this process may have."""
     return DeviceMemory(
-        f"cpu {platform.machine()}", "", lambda: (free_bytes() or 0, _meminfo("MemTotal") or 0)
+        f"cpu {platform.machine()}", "", lambda: (free_bytes() or 0, total_bytes() or 0)
     )
 
 
 def _addresses_free(root: Path) -> int | None:
     """Return what `ulimit -v` leaves: batch systems bound a job by its address space."""
-    limit = _number(root / "proc/self/limits", r"Max address space +(\d+)")
+    limit = _addresses(root)
     taken = _number(root / "proc/self/status", r"VmSize:\s+(\d+) kB")
     return None if limit is None else max(0, limit - (taken or 0) * 1024)
+
+
+def _addresses(root: Path) -> int | None:
+    return _number(root / "proc/self/limits", r"Max address space +(\d+)")
 
 
 def _meminfo(name: str, root: Path = Path("/")) -> int | None:

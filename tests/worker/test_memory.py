@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker.kernels.crew import available_cores
-from worker.memory import free_bytes, kv_cache_bytes, parse_size
+from worker.memory import free_bytes, kv_cache_bytes, parse_size, total_bytes
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,10 @@ def test_the_smaller_of_host_and_group_counts(tmp_path: Path) -> None:
     (group / "memory.current").write_text("1000\n")
     (group / "memory.max").write_text("max\n")
     assert free_bytes(tmp_path) == 4096 * 1024
+    assert total_bytes(tmp_path) == 9 * 1024
     (group / "memory.max").write_text("5000\n")
     assert free_bytes(tmp_path) == 4000
+    assert total_bytes(tmp_path) == 5000, "or all but 4000 of the host's would seem to be used"
 
 
 def test_the_group_of_this_process_and_those_around_it_count(tmp_path: Path) -> None:
