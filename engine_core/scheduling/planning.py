@@ -81,7 +81,7 @@ class Planner:
         if self._bounds.tenants:
             self._preempt_over_limits(now)
         self._preempt_for_memory(draft, now)
-        if len(tenants) > 1 and not draft.has_preempted:
+        if len(tenants) > 1:
             self._preempt_for_fairness(now)
         if self._speculation is None:
             self._plan_decodes(draft)
@@ -221,7 +221,7 @@ class Planner:
     def _catch_up(self, draft: Draft, now: float) -> None:
         """Spend what is left of the budget on known tokens, of running rows and of new ones."""
         prefills, passed = draft.prefills, dict[Place, int]()
-        may_start = not draft.has_preempted  # who just made room must not take it back
+        may_start = not draft.has_preempted  # room was made for those that run
         while draft.budget:
             may_start = may_start and self._has_seat()
             if may_start:
