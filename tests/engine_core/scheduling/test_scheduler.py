@@ -321,6 +321,8 @@ class Lives(RuleBasedStateMachine):
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.pool.num_available == self.scheduler.pool.num_blocks
         assert self.scheduler.check() == ""
+        tally = self.scheduler.tally
+        assert tally.num_prefill_tokens + tally.num_decode_tokens == self.worker.num_computed
         for life in self.lives.values():
             (end,) = life.ends
             whole = end.reason in (FinishReason.STOPPED, FinishReason.LENGTH)
