@@ -33,6 +33,7 @@ class Bounds(NamedTuple):
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    """At least max_num_seqs: every running sequence needs one."""
     max_waiting: int
     tenants: Mapping[str, TenantLimits] = {}
     """By name; `OTHERS` for those that are not named."""

@@ -171,9 +171,10 @@ class Planner:
     def _plan_decodes(self, draft: Draft) -> None:
         """Plan the rows that are one token behind; the others wait for their turn in `prefills`.
 
-        This loop and the one in `Entering._append` are the cost of a step.
+        The budget has a token for each of them. This loop and the one in `Entering._append` are
+        the cost of a step.
         """
-        step_id, room = draft.step_id, draft.budget
+        step_id = draft.step_id
         steps, rows, growth = draft.steps, draft.step_rows, self._growth()
         for sequence in self._roster.running:
             expected = sequence.num_expected
@@ -185,8 +186,6 @@ class Planner:
             if expected - planned > 1:
                 draft.prefills.append(sequence)
                 continue
-            if len(rows) >= room:
-                break
             if planned < sequence.capacity:
                 steps.append(sequence.decode_step)
             elif self._layout.num_available:

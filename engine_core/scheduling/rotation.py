@@ -27,7 +27,7 @@ def turn_full(roster: Roster, draft: Draft, now: float) -> None:
     for sequence in rows:
         if sequence.status is not Status.RUNNING or not sequence.is_full:
             continue  # it has left since
-        if not draft.budget or sequence.last_plan > roster.applied:
+        if sequence.last_plan > roster.applied:
             roster.full.append(sequence)
         elif not _turn(sequence, roster, draft):
             roster.set_back(sequence, now)

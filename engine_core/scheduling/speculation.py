@@ -45,14 +45,14 @@ class Speculation:
                 continue  # its last token or its embedding is on the way, or its context is full
             if left > 1 or not sequence.draws:
                 draft.prefills.append(sequence)
-            elif draft.budget:
-                if sequence.num_planned < sequence.capacity:
-                    draft.due.append((sequence, ()))
-                elif self._roster.layout.num_available:
-                    draft.due.append((sequence, self._roster.grow(sequence, 1)))
-                else:
-                    continue
-                draft.budget -= 1
+                continue
+            if sequence.num_planned < sequence.capacity:
+                draft.due.append((sequence, ()))
+            elif self._roster.layout.num_available:
+                draft.due.append((sequence, self._roster.grow(sequence, 1)))
+            else:
+                continue
+            draft.budget -= 1
 
     def plan(self, draft: Draft) -> None:
         """Plan those rows, with guesses from what prompts have left of the budget and the blocks.
