@@ -222,6 +222,8 @@ class Roster:
             self.held.pop(sequence.seq_id, None)
             self.paused.pop(sequence.seq_id, None)
         sequence.move(FINISHED[reason])
+        if all(choice.has_ended for choice in sequence.family):
+            sequence.family.clear()  # what knows itself would wait for a collection of garbage
         _take_one(self.tenants, sequence.tenant)
         slots = self._sessions[sequence.session]
         del slots[sequence.slot]

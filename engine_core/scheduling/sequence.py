@@ -145,7 +145,8 @@ class Sequence:
         self.num_told = self.num_prompt if len(self.tokens) > self.num_prompt else 0
         self.num_cached = 0  # prompt tokens found when it first started
         self.has_fetched = False  # it has asked host memory since it last ran
-        self.family: list[Sequence] = []  # the choices of one request, this one and ended ones too
+        # the choices of one request, this one and ended ones too, until the last has ended
+        self.family: list[Sequence] = []
         self.last_plan = 0
         self.num_preemptions = 0
         self.decode_step = SequenceStep(seq_id, 1)  # the usual row of a plan, made once
@@ -164,6 +165,10 @@ class Sequence:
         last = self.first_output + self.max_new
         self.max_total = min(last, self.max_context)
         self.may_shift = limits.n_keep is not None and last > self.max_context
+
+    @property
+    def has_ended(self) -> bool:
+        return not TRANSITIONS[self.status]
 
     @property
     def draws(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -106,3 +107,41 @@ def test_a_suspect_is_one_until_it_has_drawn_enough() -> None:
     assert row.is_suspect
     row.tokens.extend([4] * PROOF_TOKENS)
     assert not row.is_suspect
+
+
+ENDS = """
+pool blocks=8 block_size=4 budget=16 cache=on
+add slot=1 prompt=9 n=3 max=2
+add slot=4 prompt=7 max=30
+add slot=5 prompt=20 max=9
+add slot=6 prompt=6 kind=embed max=1
+add slot=7 prompt=5 max=3 n=2 resumed='1,2,3 1,2,3'
+add slot=9 prompt=5 max=3 n=2 grammar=g
+abort slot=9
+step
+abort slot=5
+step
+step
+answer errand=1
+step
+step
+abort slot=4
+step
+step
+step
+state
+"""
+
+
+def test_what_has_ended_waits_for_no_collection_of_garbage() -> None:
+    """Collections are rare: a hundred KiB of each long prompt lay about for thousands of them."""
+    gc.collect()
+    before = sum(isinstance(one, Sequence) for one in gc.get_objects())
+    gc.disable()
+    try:
+        scenario = Scenario()
+        told = [scenario.run(line) for line in ENDS.split("\n") if line]
+        assert told[-1].endswith("running=0 waiting=0")
+        assert sum(isinstance(one, Sequence) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
