@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.fake_engine import FakeLink, column, finish, ready_state
 from tests.support.tiny_tokenizer import write_tiny_folder
 from tests.tokenizer_service.stage import Build, request
 from tokenizer_service.text_model import ENCODE_THREADS
+from tokenizer_service.ticket import Ticket
 
 
 @pytest.mark.parametrize(
@@ -247,3 +249,27 @@ async def test_an_engine_that_is_silent_gets_work_only_when_all_are(build: Build
     ]
     stage.pipeline.on_state(other)
     assert not stage.pipeline.seats.reasons()
+
+
+async def test_what_has_ended_waits_for_no_collection_of_garbage(build: Build) -> None:
+    """Of a busy service's requests some lay about for thousands of others, with their prompts."""
+    stage = build()
+    gc.collect()
+    before = sum(isinstance(one, Ticket) for one in gc.get_objects())
+    gc.disable()
+    try:
+        await stage.submit(0, limits=Limits(n=2))
+        stage.step((0, 0, "a"), (1, 0, "b"), finishes=[finish(0, FinishReason.LENGTH, 1)])
+        stage.end(1, FinishReason.LENGTH, 1)
+        await stage.submit(2, text=TextOptions(stop=["b"]))
+        stage.step((2, 0, "ab"))
+        stage.end(2, FinishReason.STOPPED, 2)
+        await stage.submit(3)
+        stage.pipeline.abort(stage.session, 3)
+        stage.end(3, FinishReason.ABORTED, 0)
+        await stage.submit(4, limits=Limits(max_tokens=1 << 30))
+        assert sorted(stage.gateway.finishes) == [0, 1, 2, 3, 4]
+        await asyncio.sleep(0)
+        assert sum(isinstance(one, Ticket) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
