@@ -22,3 +22,19 @@ def test_a_load_of_what_was_forgotten_is_not_good_where_the_key_is_held_again() 
     errands.done(ErrandDone(0, load.errand_id, num_blocks=2), 0.0)
     assert good == [1]
     assert tier.num_held([b"a", b"b"]) == 2 and not tier.is_coming(b"a")
+
+
+def test_what_was_used_least_recently_makes_way() -> None:
+    errands = Errands()
+    tier = HostTier(2, errands)
+    tier.evicted(b"a", 0)
+    tier.evicted(b"b", 1)
+    tier.evicted(b"a", 2)  # somebody has had it on the device since
+    tier.evicted(b"c", 3)
+    assert [tier.num_held([key]) for key in (b"a", b"b", b"c")] == [1, 0, 1]
+    tier.reserve([b"a"])
+    tier.load([b"a"], [5], lambda answer, now: None)
+    load = next(one for one in errands.take() if isinstance(one, LoadBlocks))
+    errands.done(ErrandDone(0, load.errand_id, num_blocks=1), 0.0)
+    tier.evicted(b"d", 4)
+    assert [tier.num_held([key]) for key in (b"a", b"c", b"d")] == [1, 0, 1]
