@@ -21,15 +21,12 @@ from protos.worker import Shift
 def turn_full(roster: Roster, draft: Draft, now: float) -> None:
     """Plan the rows of `roster.full` shortened and turned, each with its next token.
 
-    One for which there are no cells is computed anew.
+    One for which there are no cells is computed anew. No plan in flight names any of them: what
+    made them full came of the last.
     """
     rows, roster.full = roster.full, []
-    for sequence in rows:
-        if sequence.status is not Status.RUNNING or not sequence.is_full:
-            continue  # it has left since
-        if sequence.last_plan > roster.applied:
-            roster.full.append(sequence)
-        elif not _turn(sequence, roster, draft):
+    for sequence in rows:  # or it has left since
+        if sequence.status is Status.RUNNING and not _turn(sequence, roster, draft):
             roster.set_back(sequence, now)
 
 
