@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -38,6 +39,8 @@ from protos.worker import (
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.0
+START_TIMEOUT_S = 60.0
+"""A scheduler that has not said a word so long after its start hangs; its workers wait for it."""
 WATCH_INTERVAL_S = 0.5
 LAST_WORD_S = 0.05
 """A scheduler that ends in order has said why; the word may come later than its end is seen."""
@@ -221,6 +224,7 @@ class Registry:
             inbox.send(scheduler[0] if scheduler else b"", message)
 
         replica = Replica(number, tuple(hellos), send)
+        replica.heard_at = self._fleet.clock()
         self._fleet.replicas[number] = replica
 
         def take(peer: bytes, message: ToFront) -> None:
@@ -293,15 +297,21 @@ class Registry:
             self._form()
 
     def lose_silent(self) -> None:
-        """Lose each replica that is up and whose process says nothing: hung, or stopped."""
+        """Lose each replica whose process should speak and says nothing: hung, or stopped."""
         now = self._fleet.clock()
         if now - self._looked_at > MAX_WATCH_GAP_S:  # what they said meanwhile is still unread
             self._awake_since = now
         self._looked_at = now
-        for replica in self._fleet.ready():
+        for replica in list(self._fleet.replicas.values()):
             silence_s = now - max(replica.heard_at, self._awake_since)
-            if silence_s > self._config.worker_timeout_s:
+            if silence_s > self._patience_s(replica):
                 self._lose(replica, f"its scheduler has been silent for {silence_s:.1f} s")
+
+    def _patience_s(self, replica: Replica) -> float:
+        """Return how long its process may be silent: while workers load, it looks after them."""
+        if replica.number in self._unleased:
+            return START_TIMEOUT_S
+        return self._config.worker_timeout_s if replica.phase is Phase.READY else math.inf
 
     def _lose(self, replica: Replica, reason: str, told: ReplicaLost | None = None) -> None:
         """Declare a replica lost, once, and have its task end its process; `told`: its words."""

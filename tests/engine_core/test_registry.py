@@ -316,6 +316,28 @@ async def test_a_scheduler_that_cannot_start_is_tried_again(
         worker.die()
 
 
+async def test_a_scheduler_that_hangs_at_its_start_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker waits for it, and was never given to another."""
+    async with running_stack() as stack, calling(stack.address) as caller:
+        spawn = stack.registry._spawn
+
+        async def hang_once(number: int, address: str) -> asyncio.subprocess.Process:
+            monkeypatch.undo()
+            return await asyncio.create_subprocess_exec("sleep", "1000")
+
+        monkeypatch.setattr(stack.registry, "_spawn", hang_once)
+        worker = FakeWorker(stack.registry.port)
+        await caller.until(lambda: stack.registry._processes)
+        let_pass(stack, 59)
+        assert [*stack.fleet.replicas] == [1] and stack.registry._spawn == spawn
+        let_pass(stack, 62)
+        await caller.until(lambda: 2 in stack.fleet.replicas and caller.states[-1].ready)
+        await served(caller, 1)
+        worker.die()
+
+
 async def test_a_stopped_scheduler_is_lost_and_killed() -> None:
     async with running_stack() as stack, calling(stack.address) as caller:
         worker = FakeWorker(stack.registry.port)
