@@ -134,18 +134,44 @@ def spelled(char: str) -> str:
 
 def spelled_class(piece: str) -> str:
     """Return a class `[...]` with all its characters spelled; raise ValueError for an empty one."""
-    chars = list(characters(piece[1:-1]))
-    is_negated = chars[:1] == [("^", True)]
-    del chars[: int(is_negated)]
-    if not chars:
+    is_negated, ranges = members_of(piece)
+    if not ranges:
         if is_negated:
             return spelled_class(ANY)
         raise ValueError("[] has no characters")
-    members, at = [], 0
+    members = ("-".join(map(spelled, one)) for one in ranges)
+    return f"[{'^' * is_negated}{''.join(members)}]"
+
+
+def members_of(piece: str) -> tuple[bool, list[str]]:
+    """Return whether a class `[...]` is negated, and its characters and ends of ranges."""
+    chars = list(characters(piece[1:-1]))
+    is_negated = chars[:1] == [("^", True)]
+    del chars[: int(is_negated)]
+    ranges, at = [], 0
     while at < len(chars):
         is_range = at + 2 < len(chars) and chars[at + 1] == ("-", True)
-        members.append(
-            "-".join(spelled(char) for char, _ in chars[at : at + 3 : 2][: 1 + is_range])
-        )
+        ranges.append(chars[at][0] + (chars[at + 2][0] if is_range else ""))
         at += 3 if is_range else 1
-    return f"[{'^' * is_negated}{''.join(members)}]"
+    return is_negated, ranges
+
+
+def first_bytes(piece: str) -> int:
+    """Return the bytes, as bits, that the characters of a class begin with."""
+    is_negated, ranges = members_of(piece)
+    ends = sorted((ord(one[0]), ord(one[-1])) for one in ranges)
+    if is_negated:
+        gaps, begin = [], 0
+        for low, high in ends:
+            gaps.append((begin, low - 1))
+            begin = max(begin, high + 1)
+        ends = [*gaps, (begin, 0x10FFFF)]
+    found = 0
+    for low, high in ends:
+        if low <= high:
+            found |= (2 << first_byte(high)) - (1 << first_byte(low))
+    return found
+
+
+def first_byte(code: int) -> int:
+    return chr(code).encode(errors="surrogatepass")[0]

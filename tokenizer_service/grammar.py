@@ -190,9 +190,9 @@ def read_as(grammar: Grammar) -> str:
     if grammar.kind == Grammar.REGEX:
         return ascii_classes(grammar.text)
     if grammar.kind == Grammar.LARK and EBNF.search(grammar.text):
-        from llguidance.gbnf_to_lark import gbnf_to_lark
+        from tokenizer_service.lexemes import lark_of
 
-        return str(gbnf_to_lark(plain_ebnf(grammar.text)))
+        return lark_of(plain_ebnf(grammar.text))
     return grammar.text
 
 
