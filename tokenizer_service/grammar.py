@@ -13,6 +13,7 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -35,6 +36,8 @@ MOST_WAITING = 128
 STACK_BYTES = 2 * 2**20
 EBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """A rule as llama.cpp and vLLM write it (`root ::= …`)."""
+NAMED_TOKEN = re.compile(r"<[^<>\s\"]+>")
+"""As Lark names a special token, or as any other text of a grammar looks."""
 CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 """What these mean here; llguidance reads \\d and \\w of a schema's `pattern` so by itself."""
 READ_AS = b"\0"
@@ -133,7 +136,28 @@ def fault(grammar: Grammar) -> str:
         compiled = LLMatcher.grammar_from_lark(grammar.text)
     else:
         return f"grammar kind {grammar.kind} is not known"
-    return str(LLMatcher.validate_grammar(compiled) or "").strip()
+    why = str(LLMatcher.validate_grammar(compiled) or "").strip()
+    if not why:
+        LLMatcher(bytes_and(NAMED_TOKEN.findall(grammar.text)), compiled, log_level=0)
+    return why
+
+
+def bytes_and(names: Iterable[str]) -> Any:
+    """Return a vocabulary of the bytes and of tokens so named, which a grammar may ask for.
+
+    With it a matcher can be made as the workers make theirs, which is where a `multipleOf` of six
+    digits takes minutes, and nobody could stop it there.
+    """
+    from llguidance import LLTokenizer
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name) for name in set(names)])
+    return LLTokenizer(tokenizer.to_str())
 
 
 def schema_fault(text: str) -> str:

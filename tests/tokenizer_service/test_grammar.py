@@ -181,6 +181,24 @@ async def test_what_overflows_the_stack_harms_itself_alone(
     await door.check(Grammar(kind=Grammar.REGEX, text="a"))
 
 
+@pytest.mark.parametrize("lark", ["", "start: <tool_call> a <[7]>\na: %json "])
+async def test_what_a_worker_would_not_come_to_an_end_with_is_refused(
+    door: GrammarDoor, monkeypatch: pytest.MonkeyPatch, lark: str
+) -> None:
+    """It is a grammar, and only a matcher of it takes hours: it held up all others in a worker."""
+    kind = Grammar.LARK if lark else Grammar.JSON_SCHEMA
+    good, endless = (
+        Grammar(kind=kind, text=lark + json.dumps({"type": "integer", "multipleOf": number}))
+        for number in (360, 99_999_989)
+    )
+    await door.check(good)
+    monkeypatch.setattr(sandbox, "LEAST_SHARE", 0.0)  # on a busy machine, too
+    hasty = GrammarDoor(timeout_s=0.5)
+    with pytest.raises(Unprocessable, match="longer than|more memory or processor time"):
+        await hasty.check(endless)
+    await hasty.close()
+
+
 async def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "LEAST_SHARE", 0.0)  # it has no time to take any
     door = GrammarDoor(timeout_s=0.0001)
