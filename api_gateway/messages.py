@@ -47,6 +47,8 @@ def check_template_kwargs(kwargs: Mapping[str, Scalar]) -> None:
 
 def check_message(message: Message, param: str) -> None:
     """Check one message; its parts, if any, become one text."""
+    if message.role == "tool" and message.tool_call_id is None:
+        message.tool_call_id = message.id  # the name that Qwen-Agent has for it
     for name in UNSEEN:
         setattr(message, name, None)
     if isinstance(message.content, list):

@@ -50,8 +50,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     does not see the last of the fields, those in `UNSEEN`: a `type` is what lm-evaluation-harness
     once sent; `parsed` is `content` once more, as OpenAI's clients have read it, and
     `provider_specific_fields` what litellm has set apart of our reply; Mistral's clients say in
-    every answer that it is no `prefix` of another; the others mark a prefix for a cache, and here
-    all are cached. VS Code's Copilot sends the last one to every server.
+    every answer that it is no `prefix` of another; `extra` is Qwen-Agent's own, which names the
+    call in a result's `id`; the others mark a prefix for a cache, and here all are cached. VS
+    Code's Copilot sends the last one to every server.
     """
 
     role: Role
@@ -69,6 +70,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parsed: Any = None
     provider_specific_fields: dict[str, Any] | None = None
     prefix: Literal[False] | None = None
+    id: str | None = None
+    extra: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     copilot_cache_control: dict[str, Any] | None = None
 

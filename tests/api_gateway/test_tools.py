@@ -366,6 +366,26 @@ async def test_what_clients_write_into_an_answer_unasked_says_nothing(
     assert error["error"]["param"] == "messages[0].prefix"
 
 
+async def test_results_as_qwen_agent_sends_them_answer_their_call(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """With its `use_raw_api`: the call's id stands in `id`, and once more in its own `extra`."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    called = {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "content": "9", "name": "now"}
+    sent = [
+        {"role": "user", "content": "time?"},
+        called,
+        {**result, "extra": {"function_id": "call_1"}, "id": "call_1"},
+    ]
+    reply = await client.post(URL, json=chat(messages=sent))
+    assert reply.status_code == 200, reply.text
+    seen = json.loads(fake.streams[-1].requests_seen[1].chat.messages_json)
+    assert seen[2] == {**result, "tool_call_id": "call_1"}
+    error = (await client.post(URL, json=chat(messages=[*sent[:2], result]))).json()
+    assert error["error"]["param"] == "messages[2].tool_call_id"
+
+
 async def test_integers_that_would_come_out_rounded_are_refused_where_they_bind(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
