@@ -83,7 +83,8 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON Schema.
 
     What it gives back stands in `return`, as transformers' `get_json_schema` writes it, or in
-    `response`, as the Berkeley leaderboard does. Templates show both to the model.
+    `response`, as the Berkeley leaderboard does. Templates show both to the model, but not the mark
+    for a cache that litellm passes on.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     strict: bool | None = None
     returns: dict[str, Any] | None = msgspec.field(default=None, name="return")
     response: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +102,7 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["function"] = "function"
     function: Function
+    cache_control: dict[str, Any] | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):

@@ -49,10 +49,11 @@ class ToolPlan:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Check names and schemas; names must differ."""
+    """Check names and schemas; names must differ. Marks for caches go: all prefixes are cached."""
     check_count(tools, limits.MAX_TOOLS, "tools")
     seen: set[str] = set()
     for index, tool in enumerate(tools):
+        tool.cache_control, tool.function.cache_control = msgspec.UNSET, None
         param = f"tools[{index}].function"
         name = tool.function.name
         if not NAME.fullmatch(name):

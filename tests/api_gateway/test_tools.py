@@ -154,6 +154,25 @@ async def test_the_template_sees_what_a_function_gives_back(
     assert error["param"] == f"tools[0].function.{field}"
 
 
+async def test_marks_for_caches_on_tools_change_nothing(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """litellm passes them on to what it takes for OpenAI, with the tool or within its function."""
+    fake.script = saying(W)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    function = {"name": "f", "parameters": CITY}
+    plain = [{"type": "function", "function": function}]
+    for marked in ({"function": function, **mark}, {"function": {**function, **mark}}):
+        for choice in ("auto", "required"):
+            tools, _ = await sent(client, fake, tools=[marked], tool_choice=choice)
+            assert tools == plain
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [{**plain[0], **mark}]}
+    reply = await client.post("/v1/chat/completions/input_tokens", json=asked)
+    assert reply.status_code == 200, reply.text
+    seen = fake.streams[-1].requests_seen
+    assert json.loads(seen[max(seen)].chat.tools_json) == plain
+
+
 async def test_whole_numbers_of_any_size_reach_the_template_and_the_grammar(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
