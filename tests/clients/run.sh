@@ -17,8 +17,9 @@ if command -v npm >/dev/null; then (cd "$build/node" && npm install --silent --n
 
 if [ -z "${OPENAI_BASE_URL:-}" ]; then
   port=$("$PY" -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  (cd "$root" && "$PY" -m millrace.cli up --detach --state "$build/stack" --port "$port" ${model:+--model "$model"})
   trap '(cd "$root" && "$PY" -m millrace.cli down --state "$build/stack")' EXIT
+  trap 'exit 130' HUP INT TERM  # or dash leaves out the trap of EXIT
+  (cd "$root" && "$PY" -m millrace.cli up --detach --state "$build/stack" --port "$port" ${model:+--model "$model"})
   OPENAI_BASE_URL="http://127.0.0.1:$port/v1"
 fi
 MILLRACE_MODEL=$("$PY" -c 'import json, sys, urllib.request as u
