@@ -34,7 +34,7 @@ for script in openai_python anthropic_python litellm_client langchain_client ins
     failed=1; echo "FAILED  $script"; tail -20 "$build/$script.log"
   fi
 done
-for script in openai_node ai_sdk; do
+for script in openai_node anthropic_node ai_sdk; do
   if ! command -v node >/dev/null; then
     echo "!! NOT RUN: $script, no node here"
   elif (cd "$build/node" && node "$script.mjs" >"$build/$script.log" 2>&1); then
