@@ -15,7 +15,7 @@ from api_gateway.parsers.calls import Offer, ToolFormat, ToolParser
 from api_gateway.parsers.hermes import Hermes
 from api_gateway.parsers.llama3 import Llama3
 from api_gateway.parsers.mistral import Mistral
-from api_gateway.schema import ChatRequest, NamedTool, Tool
+from api_gateway.schema import ChatRequest, Function, NamedTool, Tool
 from protos import limits
 from protos.common_pb2 import ModelInfo
 
@@ -26,6 +26,8 @@ FORMATS: dict[str, ToolFormat] = {
 }
 FORCED_ANYWHERE = FORMATS["hermes"]  # for models without a format: a grammar needs no training
 NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.MAX_TOOL_NAME_CHARS}}}")
+FIELDS = [(field.name, field.encode_name) for field in msgspec.structs.fields(Function)]
+"""Of a function, and how a client writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class ToolPlan:
     format: ToolFormat
     offer: Offer
     calls_grammar: str
-    """Rules in Lark that stand for the calls."""
+    """Rules in Lark that stand for the calls; empty where no answer is held to them."""
     is_forced: bool
     names: tuple[str, ...] = ()
     """Of the functions, in the order of the rules."""
@@ -62,9 +64,9 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if name in seen:
             raise refuse(f"{param}.name: {name!r} is there twice", f"{param}.name")
         seen.add(name)
-        for field in msgspec.structs.fields(tool.function):
-            if isinstance(value := getattr(tool.function, field.name), dict):
-                schema_text(value, f"{param}.{field.encode_name}")
+        for field, written in FIELDS:
+            if isinstance(value := getattr(tool.function, field), dict):
+                schema_text(value, f"{param}.{written}")
         if (tool.function.parameters or {}).get("type", "object") != "object":
             raise refuse(f"{param}.parameters.type must be object", f"{param}.parameters.type")
 
@@ -92,14 +94,23 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
         tool_format = FORCED_ANYWHERE
     is_single = isinstance(choice, NamedTool) or body.parallel_tool_calls is False
     names = tuple(tool.function.name for tool in wanted)
-    functions = [msgspec.to_builtins(tool.function) for tool in wanted]
+    rules = ""  # to make them takes longer than all else that is done with many tools
+    if is_forced or has_form(body):
+        functions = [msgspec.to_builtins(tool.function) for tool in wanted]
+        rules = tool_format.grammar(functions, is_single, info.tag_tokens)
     return ToolPlan(
         format=tool_format,
         offer=Offer(frozenset(names), max_calls=1 if is_single else None, is_eager=is_forced),
-        calls_grammar=tool_format.grammar(functions, is_single, info.tag_tokens),
+        calls_grammar=rules,
         is_forced=is_forced,
         names=names,
     )
+
+
+def has_form(body: ChatRequest) -> bool:
+    """Whether an answer without calls must have a form."""
+    wanted = body.response_format
+    return body.structured_outputs is not None or (wanted is not None and wanted.type != "text")
 
 
 def chosen(tools: Sequence[Tool], choice: str | NamedTool | None) -> Sequence[Tool]:

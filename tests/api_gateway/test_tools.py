@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_gateway.parsers.hermes import Hermes
 from protos.common_pb2 import IGNORED, LENGTH, Grammar, ModelInfo
 from tests.api_gateway.conftest import in_process, running
 from tests.api_gateway.requests import chat, events, tool
@@ -230,6 +231,22 @@ async def test_forced_calls_go_through_a_grammar(
     assert either.text.startswith("start: calls | answer\nanswer: %json {")
     _, forced = await sent(client, fake, tools=TOOLS, tool_choice="required", response_format=form)
     assert forced.text == HERMES_REQUIRED, "a call that must come leaves nothing else to form"
+
+
+async def test_of_calls_that_no_grammar_holds_none_is_made(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All streams wait meanwhile: of fifty tools it is a twelfth of a second."""
+
+    def refuse(*_: object) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(Hermes, "grammar", refuse)
+    monkeypatch.setattr("msgspec.structs.fields", refuse)  # looks all hints of the types up
+    fake.script = saying(W)
+    for more in ({}, {"tool_choice": "auto", "response_format": {"type": "text"}}):
+        reply = await client.post(URL, json=chat(tools=TOOLS, **more))
+        assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_tags_that_are_tokens_are_called_by_name(fake: FakeTokenizer) -> None:
