@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,61 +40,68 @@ def messages_of(body: ResponseRequest) -> list[Message]:
     if not body.input:
         raise refuse("input is empty", "input")
     check_count(body.input, limits.MAX_MESSAGES, "input")
-    gathering = Gathering(messages)
+    gathering = Gathering()
     for index, raw in enumerate(body.input):
         gathering.add(item_of(raw, f"input[{index}]"), f"input[{index}]")
-    return messages
+    said = [side.message() if isinstance(side, Turn) else side for side in gathering.sides]
+    return [*messages, *said]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What an assistant thinks, says and calls in turn: one message."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether what comes is another turn's: all belongs to calls whose results are to come."""
+        return bool(self.texts) and not self.calls
+
+    def message(self) -> Message:
+        return Message(
+            role="assistant",
+            content="".join(self.texts) if self.texts else msgspec.UNSET,
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
 
 
 class Gathering:
-    """Adds items to messages. What an assistant thinks, says and calls in turn is one message."""
+    """Puts items together."""
 
-    def __init__(self, messages: list[Message]) -> None:
-        self._messages = messages
-        self._turn: Message | None = None
+    def __init__(self) -> None:
+        self.sides: list[Turn | Message] = []
 
     def add(self, item: Item, param: str) -> None:
         if isinstance(item, MessageItem):
             content = text_of(item.content, f"{param}.content")
             if item.role == "assistant":
-                turn = self._assistant(is_new=self._has_ended())
-                before = turn.content if isinstance(turn.content, str) else ""
-                turn.content = f"{before}{content}"
+                self._turn().texts.append(content)
             else:
-                self._append(Message(role=item.role, content=content))
+                self.sides.append(Message(role=item.role, content=content))
         elif isinstance(item, CallOutputItem):
             output = text_of(item.output, f"{param}.output", is_result=True)
-            self._append(Message(role="tool", content=output, tool_call_id=item.call_id))
+            self.sides.append(Message(role="tool", content=output, tool_call_id=item.call_id))
         elif isinstance(item, CallItem):
             name = full_name(item.namespace, item.name)
             call = FunctionCall(name=name, arguments=item.arguments)
-            turn = self._assistant(is_new=False)
-            turn.tool_calls = [*(turn.tool_calls or []), ToolCall(id=item.call_id, function=call)]
-        else:
-            self._think(thoughts_of(item, param))
+            calls = self._turn(may_end=False).calls
+            if len(calls) == limits.MAX_TOOLS:
+                raise refuse(f"{param}: a turn has at most {limits.MAX_TOOLS} calls", param)
+            calls.append(ToolCall(id=item.call_id, function=call))
+        elif thoughts := thoughts_of(item, param):  # without any, as of a hidden chain, of no turn
+            self._turn().thoughts.append(thoughts)
 
-    def _think(self, thoughts: str) -> None:
-        """Add to the turn's thoughts; an item without any, as of a hidden chain, says nothing."""
-        if thoughts:
-            turn = self._assistant(is_new=self._has_ended())
-            before = [turn.reasoning_content] if turn.reasoning_content else []
-            turn.reasoning_content = "\n".join([*before, thoughts])
-
-    def _has_ended(self) -> bool:
-        """Whether what comes is another turn's: all belongs to calls whose results are to come."""
-        turn = self._turn
-        return turn is not None and not turn.tool_calls and turn.content is not msgspec.UNSET
-
-    def _assistant(self, is_new: bool) -> Message:
-        """Return the assistant's message that is being gathered."""
-        if self._turn is None or is_new:
-            self._turn = Message(role="assistant")
-            self._messages.append(self._turn)
-        return self._turn
-
-    def _append(self, message: Message) -> None:
-        self._turn = None
-        self._messages.append(message)
+    def _turn(self, may_end: bool = True) -> Turn:
+        """Return the assistant's turn that is being gathered."""
+        last = self.sides[-1] if self.sides else None
+        if not isinstance(last, Turn) or (may_end and last.has_ended):
+            last = Turn()
+            self.sides.append(last)
+        return last
 
 
 def item_of(raw: dict[str, Any], param: str) -> Item:

@@ -29,6 +29,7 @@ TEXT = "Hello there, wörld"
 TOOL = {"type": "function", "name": "get_weather", "description": "of a city", "parameters": CITY}
 TOOLS = [TOOL, {"type": "function", "name": "now"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALL = {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"}
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -353,6 +354,7 @@ async def test_the_form_of_an_answer(
          "input[0].content"),
         (ask(input=[{"type": "reasoning", "summary": []}] * 4097), "input"),
         (ask(input=[{"type": "function_call", "call_id": "c", "name": "n"}]), "input[0].arguments"),
+        (ask(input=[CALL] * 129), "input[128]"),
         (ask(max_output_tokens=-1), "max_output_tokens"),
         (ask(temperature=9), "temperature"),
         (ask(top_logprobs=500), "top_logprobs"),
