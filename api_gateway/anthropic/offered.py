@@ -7,7 +7,7 @@ a new tool would leave nothing of the cached prefix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api_gateway.anthropic.schema import REFERENCE, OfferedTool, Prompted, Turn
@@ -20,11 +20,16 @@ def as_function(tool: OfferedTool) -> Tool:
     return Tool(function=Function(tool.name, tool.description, tool.input_schema, tool.strict))
 
 
-def tools_of(body: Prompted) -> dict[str, Any]:
-    """Return the tools that may be called, and which must."""
+def offered(body: Prompted) -> dict[str, OfferedTool]:
+    """Return the tools that may be called, by their places in the request."""
     found = referred_to(body.messages) if any(t.defer_loading for t in body.tools or []) else set()
-    offered = [t for t in body.tools or [] if not t.defer_loading or t.name in found]
-    tools = [as_function(tool) for tool in offered]
+    tools = enumerate(body.tools or [])
+    return {f"tools[{k}]": t for k, t in tools if not t.defer_loading or t.name in found}
+
+
+def tools_of(body: Prompted, offered: Mapping[str, OfferedTool]) -> dict[str, Any]:
+    """Return the tools that may be called, and which must."""
+    tools = [as_function(tool) for tool in offered.values()]
     choice = body.tool_choice
     if choice is None:
         return {"tools": tools or None}

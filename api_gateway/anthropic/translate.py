@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from api_gateway.anthropic.conversation import messages_of
-from api_gateway.anthropic.offered import shown_tools, tools_of
-from api_gateway.anthropic.schema import MessagesRequest, Prompted
+from api_gateway.anthropic.offered import offered, shown_tools, tools_of
+from api_gateway.anthropic.schema import MessagesRequest, OfferedTool, Prompted
 from api_gateway.checks import check_bound, refuse
 from api_gateway.own_words import own_words
 from api_gateway.schema import ChatRequest, JsonSchema, Message, ResponseFormat
@@ -28,7 +29,7 @@ OWN_NAMES = (
 )
 
 
-def chat_of(body: Prompted) -> ChatRequest:
+def chat_of(body: Prompted, tools: Mapping[str, OfferedTool]) -> ChatRequest:
     """Return the chat request, checked; raise InvalidRequest with the client's own fields."""
     messages = messages_of(body)
     more: dict[str, Any] = {}
@@ -45,17 +46,18 @@ def chat_of(body: Prompted) -> ChatRequest:
         chat_template_kwargs=body.chat_template_kwargs,
         thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         **more,
-        **tools_of(body),
+        **tools_of(body, tools),
     )
-    with own_words(own_names(body)):
+    with own_words(own_names(body), list(tools)):
         check_chat(chat)
     return chat
 
 
 def order_messages(body: Prompted, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
-    chat = chat_of(body)
-    with own_words(own_names(body)):
+    tools = offered(body)
+    chat = chat_of(body, tools)
+    with own_words(own_names(body), list(tools)):
         order = order_chat(chat, caller)
     for request in order.requests:
         request.text.cut_max_tokens = True

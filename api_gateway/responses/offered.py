@@ -23,10 +23,16 @@ class Offered:
     """What may be called."""
 
     functions: list[Tool] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    """Of the functions in the request."""
     shown: list[dict[str, Any]] = field(default_factory=list)
     """As the response repeats them."""
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Namespace and name of each function that is in one, by its full name."""
+
+    def add(self, tool: ResponseTool, name: str, place: str) -> None:
+        self.functions.append(function_of(tool, name))
+        self.places.append(place)
 
 
 def offered(tools: Sequence[ResponseTool | Namespace | WebSearch]) -> Offered:
@@ -36,17 +42,17 @@ def offered(tools: Sequence[ResponseTool | Namespace | WebSearch]) -> Offered:
         if isinstance(tool, WebSearch):
             continue
         found.shown.append(msgspec.to_builtins(tool))
+        place = f"tools[{index}]"
         if isinstance(tool, ResponseTool):
-            found.functions.append(function_of(tool, tool.name))
+            found.add(tool, tool.name, place)
             continue
-        for place, inner in enumerate(tool.tools):
-            name = full_name(tool.name, inner.name)
+        for number, inner in enumerate(tool.tools):
+            name, of_inner = full_name(tool.name, inner.name), f"{place}.tools[{number}]"
             if len(name) > MAX_TOOL_NAME_CHARS:
-                where = f"tools[{index}].tools[{place}].name"
-                most = f"at most {MAX_TOOL_NAME_CHARS} characters"
+                where, most = f"{of_inner}.name", f"at most {MAX_TOOL_NAME_CHARS} characters"
                 raise refuse(f"{where}: with its namespace {name[:80]!r} must have {most}", where)
             found.namespaces[name] = (tool.name, inner.name)
-            found.functions.append(function_of(inner, name))
+            found.add(inner, name, of_inner)
     return found
 
 

@@ -59,7 +59,7 @@ def chat_of(body: ResponseRequest, tools: Offered) -> ChatRequest:
         response_format=response_format_of(body.text.format if body.text else None),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
-    with own_words(OWN_NAMES):
+    with own_words(OWN_NAMES, tools.places):
         check_chat(chat)
     return chat
 
@@ -68,7 +68,7 @@ def order_response(body: ResponseRequest, caller: Caller) -> Order:
     """Return the order of a request that was read; raise InvalidRequest."""
     tools = offered(body.tools or [])
     chat = chat_of(body, tools)
-    with own_words(OWN_NAMES):
+    with own_words(OWN_NAMES, tools.places):
         order = order_chat(chat, caller)
     field = "text.format" if order.grammar_field == RESPONSE else order.grammar_field
     return replace(

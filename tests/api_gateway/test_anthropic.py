@@ -398,6 +398,7 @@ def block(**fields: Any) -> dict[str, Any]:
         (ask(stop_sequences=["x"] * 99), "stop_sequences"),
         (ask(tools=[{"type": "web_search_20250305", "name": "w"}]), "tools[0].type"),
         (ask(tools=[{**TOOL, "type": "bash_20250124"}]), "tools[0].type"),
+        (ask(tools=[{**TOOL, "defer_loading": True}, {**TOOL, "name": "a b"}]), "tools[1].name"),
         (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
         (ask(tools=[{**TOOL, "input_schema": {"type": "array"}}]), "tools[0].input_schema.type"),
         (ask(tools=[TOOL, TOOL]), "tools[1].name"),

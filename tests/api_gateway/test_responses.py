@@ -29,6 +29,7 @@ TEXT = "Hello there, wörld"
 TOOL = {"type": "function", "name": "get_weather", "description": "of a city", "parameters": CITY}
 TOOLS = [TOOL, {"type": "function", "name": "now"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SEARCH = {"type": "web_search"}
 CALL = {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"}
 
 
@@ -370,6 +371,14 @@ async def test_the_form_of_an_answer(
         (ask(tools=[{"type": "namespace", "name": "n" * 60, "tools": [TOOL]}]),
          "tools[0].tools[0].name"),
         (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
+        (ask(tools=[SEARCH, {**TOOL, "name": "a b"}]), "tools[1].name"),
+        (ask(tools=[{"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}, TOOL]),
+         "tools[0].tools[1].name"),
+        (ask(tools=[{"type": "namespace", "name": "n", "tools": [TOOL]}, SEARCH,
+                    {**TOOL, "parameters": {"type": "array"}}]), "tools[2].parameters.type"),
+        (ask(tool_choice="required", tools=[SEARCH, {"type": "function", "name": "n",
+                                            "parameters": {"enum": [2**60 + 1]}}]),
+         "tools[1].parameters"),
         (ask(tools=[TOOL], tool_choice={"type": "function", "name": "x"}), "tool_choice.name"),
         (ask(text={"format": {"type": "json_schema", "name": "n"}}), "text.format.schema"),
         (ask(text={"format": {"type": "json_schema", "name": "a b", "schema": {}}}),
