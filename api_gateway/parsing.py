@@ -16,7 +16,7 @@ from api_gateway.anthropic.schema import MessagesRequest, Prompted
 from api_gateway.messages import drop_beside_texts
 from api_gateway.responses.schema import ResponseRequest
 from api_gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest
-from api_gateway.shapes import drop_unknown, shape_of, words_of
+from api_gateway.shapes import drop_unknown, shape_of, with_whole_numbers, words_of
 from common.errors import InvalidRequest
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 NOT_FINITE = "a number that is not finite, or too large"
 NOT_UNICODE = "text that is not UTF-8, or has half of a surrogate pair"
 MAX_NAME_CHARS = 100
-UNKNOWN = "unknown_field"
+UNKNOWN, WRONG_TYPE = "unknown_field", "invalid_type"
 LENGTH = ("max_tokens", "max_output_tokens")
 OTHER_NAMES = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict", *LENGTH), LENGTH),
@@ -79,14 +79,17 @@ def parse(body: bytes, cls: type[R], is_lenient: bool) -> R:
 
 
 def read(raw: dict[str, Any], cls: type[R]) -> R:
-    """Return the request in a JSON object; unknown fields that are null ask for nothing."""
+    """Return the request in a JSON object.
+
+    Unknown fields that are null ask for nothing, and JSON's 5.0 is an integer.
+    """
     try:
         return converted(raw, cls)
     except InvalidRequest as error:
-        if error.code != UNKNOWN:
+        if error.code not in (UNKNOWN, WRONG_TYPE):
             raise
     drop_unknown(raw, shape_of(cls), nulls_only=True)
-    return converted(raw, cls)
+    return converted(with_whole_numbers(raw, shape_of(cls)), cls)
 
 
 def converted(raw: dict[str, Any], cls: type[R]) -> R:
@@ -94,9 +97,6 @@ def converted(raw: dict[str, Any], cls: type[R]) -> R:
     for name in raw:
         if name not in cls.__struct_fields__:
             raise unknown_field(name, name, cls.__struct_fields__)
-    for name, value in raw.items():
-        if isinstance(value, float) and value.is_integer():  # JSON's 5.0 is an integer
-            raw[name] = int(value)
     try:
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:
@@ -169,7 +169,7 @@ def explained(text: str, cls: type[msgspec.Struct]) -> InvalidRequest:
         reason = f"{_ENUM.sub('', reason)} is none of {', '.join(map(repr, words))}"
     message = f"{path}: {reason}" if path else reason
     return InvalidRequest(
-        message, param=path or None, code="invalid_value" if words else "invalid_type"
+        message, param=path or None, code="invalid_value" if words else WRONG_TYPE
     )
 
 

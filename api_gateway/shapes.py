@@ -33,6 +33,24 @@ def drop_unknown(value: Any, shape: inspect.Type, nulls_only: bool = False) -> N
                 drop_unknown(inner, option.item_type, nulls_only)
 
 
+def with_whole_numbers(value: Any, shape: inspect.Type) -> Any:
+    """Return `value`, decoded JSON, with integers for whole floats where a shape has no floats."""
+    options = _options(shape)
+    if isinstance(value, float):
+        kinds = [type(option) for option in options]
+        is_whole = value.is_integer() and inspect.IntType in kinds
+        return int(value) if is_whole and inspect.FloatType not in kinds else value
+    for option in options:
+        if isinstance(option, inspect.ListType) and isinstance(value, list):
+            value = [with_whole_numbers(inner, option.item_type) for inner in value]
+        elif isinstance(option, inspect.StructType) and isinstance(value, dict):
+            fields = {field.encode_name: field.type for field in option.fields}
+            changed = {name: with_whole_numbers(value[name], fields[name])
+                       for name in value.keys() & fields.keys()}  # fmt: skip
+            value = {**value, **changed}
+    return value
+
+
 def words_of(shape: inspect.Type, path: str) -> list[Any]:
     """Return the values a field of listed ones may have; `path` is msgspec's, without `$`."""
     places = [shape]

@@ -41,7 +41,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": _NOTHING,
     "id_slot": (None, -1),
     "kv_transfer_params": _NOTHING,
-    "length_penalty": (None, 1, 1.0),
+    "length_penalty": (None, 1),
     "logits_processors": _EMPTY,
     "lora": _EMPTY,
     "lora_path": _NOTHING,
@@ -143,6 +143,8 @@ def take_out(body: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> None:
     """Remove the table's fields from `body`; raise InvalidRequest for one that asks for a thing."""
     for name in table.keys() & body.keys():
         value = body.pop(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if not any(type(value) is type(nothing) and value == nothing for nothing in table[name]):
             hint = f": {INSTEAD[name]}" if name in INSTEAD else ""
             message = f"{name} is not supported{hint}"

@@ -23,6 +23,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
 TOKENIZE = "/tokenize"
+MESSAGES_URL = "/v1/messages"
 M = f'"model":"{MODEL}"'.encode()
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 
@@ -333,6 +334,7 @@ async def test_a_bad_body_is_named_and_harms_nobody(
 
 def good(path: str) -> dict[str, Any]:
     kinds = {CHAT: chat(), EMBEDDINGS: embedding(), RESPONSES: {"model": MODEL, "input": "hi"}}
+    kinds |= {MESSAGES_URL: chat(max_tokens=5), "/detokenize": {"tokens": []}}
     return kinds.get(path, completion())
 
 
@@ -464,6 +466,34 @@ async def test_fields_that_ask_for_nothing_are_accepted(
 ) -> None:
     reply = await client.post(path, json=good(path) | more)
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"max_tokens": 5.0, "temperature": 1.0, "best_of": 1.0, "id_slot": -1.0}),
+        (CHAT, {"stop_token_ids": [7.0], "allowed_token_ids": [1.0, 2e1], "n": 2.0}),
+        (COMPLETIONS, {"prompt": [1.0, 2, 3.0], "length_penalty": 1.0}),
+        (COMPLETIONS, {"prompt": [[1.0], [2]], "mirostat": 0.0}),
+        (MESSAGES_URL, {"thinking": {"type": "enabled", "budget_tokens": 1e3}, "max_tokens": 9.0}),
+        ("/detokenize", {"tokens": [104.0]}),
+    ],
+)
+async def test_a_whole_number_may_be_written_with_a_point(
+    client: httpx.AsyncClient, path: str, more: dict[str, Any]
+) -> None:
+    """Some languages know one kind of number."""
+    reply = await client.post(path, json=good(path) | more)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_numbers_for_a_template_stay_what_they_are(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    kwargs = {"chat_template_kwargs": {"x": 1.0, "y": 1}, "max_tokens": 5.0}
+    assert (await client.post(CHAT, json=chat(**kwargs))).status_code == 200
+    (request,) = fake.streams[-1].requests_seen.values()
+    assert request.chat.template_kwargs_json == b'{"x":1.0,"y":1}'
 
 
 async def test_an_answer_may_be_repeated_in_its_own_part(
