@@ -120,7 +120,8 @@ def wanted_schema(response: ResponseFormat | None) -> dict[str, Any] | None:
         return {}
     if not NAME.fullmatch(response.json_schema.name):
         param = f"{RESPONSE}.json_schema.name"
-        raise refuse(f"{param} must be 1 to 64 of A-Z a-z 0-9 _ -", param)
+        most = limits.MAX_TOOL_NAME_CHARS
+        raise refuse(f"{param} must be 1 to {most} of A-Z a-z 0-9 _ -", param)
     return bound(response.json_schema.schema or {}, f"{RESPONSE}.json_schema.schema")
 
 

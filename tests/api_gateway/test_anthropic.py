@@ -141,6 +141,16 @@ async def test_calls(client: httpx.AsyncClient, fake: FakeTokenizer, cut: int) -
     }  # fmt: skip
 
 
+async def test_a_name_may_be_as_long_as_anthropic_has_it(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """Claude Code's `mcp__server__tool`: one that was refused would end every request of its."""
+    name = "mcp__server__" + "n" * 115
+    fake.script = saying((N.replace("now", name), 0))
+    (call,) = (await both(client, ask(tools=[{**TOOL, "name": name}])))["content"]
+    assert (call["name"], len(name)) == (name, 128)
+
+
 async def test_a_call_that_was_cut_cannot_be_run(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
@@ -398,6 +408,7 @@ def block(**fields: Any) -> dict[str, Any]:
         (ask(stop_sequences=["x"] * 99), "stop_sequences"),
         (ask(tools=[{"type": "web_search_20250305", "name": "w"}]), "tools[0].type"),
         (ask(tools=[{**TOOL, "type": "bash_20250124"}]), "tools[0].type"),
+        (ask(tools=[{**TOOL, "name": "n" * 129}]), "tools[0].name"),
         (ask(tools=[{**TOOL, "defer_loading": True}, {**TOOL, "name": "a b"}]), "tools[1].name"),
         (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
         (ask(tools=[{**TOOL, "input_schema": {"type": "array"}}]), "tools[0].input_schema.type"),

@@ -368,7 +368,7 @@ async def test_the_form_of_an_answer(
         (ask(tools=[{"type": "web_search_preview"}], tool_choice="required"), "tool_choice"),
         (ask(tools=[{"type": "namespace", "name": "n", "tools": [{"type": "x", "name": "f"}]}]),
          "tools[0].tools[0].type"),
-        (ask(tools=[{"type": "namespace", "name": "n" * 60, "tools": [TOOL]}]),
+        (ask(tools=[{"type": "namespace", "name": "n" * 116, "tools": [TOOL]}]),
          "tools[0].tools[0].name"),
         (ask(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
         (ask(tools=[SEARCH, {**TOOL, "name": "a b"}]), "tools[1].name"),
@@ -477,11 +477,11 @@ async def test_what_a_function_gives_back_is_shown_and_repeated(
 async def test_a_name_may_be_as_long_as_any_with_its_namespace(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:
-    space = {"type": "namespace", "name": "n" * 51, "tools": [TOOL]}
+    space = {"type": "namespace", "name": "n" * 115, "tools": [TOOL]}
     assert (await client.post(URL, json=ask(tools=[space]))).status_code == 200
     (request,) = fake.streams[-1].requests_seen.values()
     (shown,) = json.loads(request.chat.tools_json)
-    assert len(shown["function"]["name"]) == 64
+    assert len(shown["function"]["name"]) == 128
 
 
 async def test_effort_is_no_error_where_there_are_no_thoughts(fake: FakeTokenizer) -> None:
