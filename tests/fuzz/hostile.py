@@ -16,6 +16,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 ASKED = {"model": MODEL, "max_output_tokens": 4, "timeout_ms": 3000}
 FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA}
+OFFERED = {"name": "f", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {**SHORT, "messages": SAID},
@@ -41,7 +42,28 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             *SAID, {"type": "reasoning", "summary": []},
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": "4"}]},
+        {**ASKED, "input": SAID, "tools": [
+            {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [FUNCTION]}]},
     ],
+    "/v1/messages": [
+        {**SHORT, "messages": SAID, "system": "a", "stop_sequences": ["x"]},
+        {**SHORT, "messages": SAID, "tools": [OFFERED], "tool_choice": {"type": "any"},
+         "stream": True},
+        {**SHORT, "messages": SAID, "thinking": {"type": "enabled", "budget_tokens": 5},
+         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {**SHORT, "tools": [OFFERED, {**OFFERED, "name": "g", "defer_loading": True}],
+         "system": [{"type": "text", "text": "a"}], "messages": [*SAID,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "a", "signature": "b"},
+                {"type": "redacted_thinking", "data": "a"}, {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "i", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "i", "is_error": True, "content": [
+                    {"type": "text", "text": "4"}, {"type": "tool_reference", "tool_name": "g"}]},
+                {"type": "text", "text": "a"}]}]},
+        {**SHORT, "messages": [*SAID, {"role": "assistant", "content": "a"}]},
+    ],
+    "/v1/messages/count_tokens": [{"model": MODEL, "messages": SAID, "tools": [OFFERED]}],
     "/v1/embeddings": [{"model": MODEL, "input": ["a", "b"], "dimensions": 4}],
     "/v1/chat/completions/input_tokens": [{**SHORT, "messages": SAID}],
     "/v1/responses/input_tokens": [{**ASKED, "input": SAID}],
@@ -65,7 +87,9 @@ NAMES = [
     "priority", "cache_salt", "request_id", "session_id", "kv_transfer_params", "dimensions",
     "encoding_format", "pooling", "tokens", "instructions", "max_output_tokens", "text", "include",
     "reasoning", "metadata", "truncation", "store", "previous_response_id", "best_of", "suffix",
-    "thinking", "nonsense", "__class__", "",
+    "thinking", "system", "stop_sequences", "output_config", "role", "content", "type", "name",
+    "input_schema", "tool_use_id", "tool_name", "defer_loading", "arguments",
+    "nonsense", "__class__", "",
 ]  # fmt: skip
 REGEXES = [
     "(a+)+$",
