@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
+WORDS = frozenset({"title", "description", "$comment"})
 DATA = frozenset({"enum", "const", "default", "examples"})
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 LEAST = 1024 - 2**63
@@ -87,11 +88,13 @@ def binding(schema: Any) -> Any:
 def is_remark(key: str, value: Any) -> bool:
     """Tell whether a keyword asks for nothing.
 
-    So does a name of the schema that is no URI, which no reference can mean, and a dialect that
-    nobody knows: llguidance would look for it.
+    So do words for people, often the greater part of a schema, a name of the schema that is no URI,
+    which no reference can mean, and a dialect that nobody knows: llguidance would look for it.
     """
     if not isinstance(value, str):
         return key == "uniqueItems" and value is False
+    if key in WORDS:
+        return True
     if key == "$id":
         return not URI.fullmatch(value)
     return (key == "format" and value not in FORMATS) or (

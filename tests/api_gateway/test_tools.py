@@ -249,6 +249,45 @@ async def test_of_calls_that_no_grammar_holds_none_is_made(
         assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def described(index: int) -> dict[str, Any]:
+    """A function of a name and 1,500 characters on what it is for."""
+    words = {"title": "t" * 500, "description": "d" * 500, "$comment": "c" * 500}
+    inner = {"title": {"type": "string", **words}, "description": {"enum": ["title"]}}
+    parameters = {"type": "object", "properties": inner, "required": ["title"]}
+    return tool(f"f{index}", parameters=parameters)
+
+
+async def test_what_a_schema_says_to_people_is_no_part_of_its_grammar(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    """The tools of an agent have more of it than any grammar may be long."""
+    body = chat(tools=[described(k) for k in range(50)], tool_choice="required")
+    fake.script = saying('<tool_call>\n{"name": "f0", "arguments": {"title": ""}}\n</tool_call>')
+    assert (await client.post(URL, json=body)).status_code == 200
+    (request,) = fake.streams[-1].requests_seen.values()
+    bound = request.text.grammar.text.partition("arguments_0: %json ")[2].partition("\n")[0]
+    inner = {"title": {"type": "string"}, "description": {"enum": ["title"]}}
+    assert json.loads(bound)["properties"] == inner
+    assert "d" * 500 in request.chat.tools_json.decode()
+
+
+async def test_a_grammar_that_is_too_long_is_not_made_to_its_end(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counted(schema: Any) -> Any:
+        made.append(schema)
+        return schema
+
+    monkeypatch.setattr("api_gateway.parsers.call_grammar.binding", counted)
+    large = {"type": "object", "properties": {"a": {"enum": ["x" * 60_000]}}}
+    tools = [tool(f"f{k}", parameters=large) for k in range(60)]
+    reply = await client.post(URL, json=chat(tools=tools, tool_choice="required"))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+    assert len(made) == 2
+
+
 async def test_tags_that_are_tokens_are_called_by_name(fake: FakeTokenizer) -> None:
     tags = ["<tool_call>", "</tool_call>"]
     fake.info = ModelInfo(id=MODEL, tool_format="hermes", tag_tokens=tags)
