@@ -96,8 +96,9 @@ def plan_tools(body: ChatRequest, info: ModelInfo) -> ToolPlan | None:
     names = tuple(tool.function.name for tool in wanted)
     rules = ""  # to make them takes longer than all else that is done with many tools
     if is_forced or has_form(body):
-        functions = [msgspec.to_builtins(tool.function) for tool in wanted]
-        rules = tool_format.grammar(functions, is_single, info.tag_tokens)
+        functions = [tool.function for tool in wanted]
+        told = [{"name": one.name, "parameters": one.parameters} for one in functions]
+        rules = tool_format.grammar(told, is_single, info.tag_tokens)
     return ToolPlan(
         format=tool_format,
         offer=Offer(frozenset(names), max_calls=1 if is_single else None, is_eager=is_forced),
