@@ -374,6 +374,7 @@ class TextPipeline:
         tickets.remove(ticket)
         if not tickets:
             del self._tickets[ticket.key]
+        ticket.choices.clear()  # what knows each other would wait for a collection of garbage
         for task in ticket.tasks - {asyncio.current_task()}:
             task.cancel()
 

@@ -59,7 +59,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Any]]:
         raw = {name: _plain(field.contents()) for name, field in reader.fields.items()}
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, IndexError, OverflowError) as error:  # cut, foreign, a new block type
+    except (ValueError, KeyError, IndexError, OverflowError) as error:  # cut, foreign or new
         why = f"is no GGUF file, a part of one, or newer than the gguf package: {error}"
         raise ModelFolderError(f"{path}: {why}") from error
     return raw, reader.tensors
