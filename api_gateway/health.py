@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,6 +21,7 @@ from protos.words import NO_ENGINE, STALE_S
 SERVICE = "millrace"
 
 
+@cache
 def build_version() -> str:
     """Return the installed version, or a word for a tree that was never installed."""
     try:

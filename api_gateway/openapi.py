@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -204,13 +205,18 @@ RULES: dict[str, dict[str, Schema]] = {
 
 
 class OpenApi:
-    """Serves the document, made once."""
+    """Serves the document, made once and before anybody asks."""
 
     def __init__(self) -> None:
-        self._body = orjson.dumps(document())
+        self._body = encoded_document()
 
     async def show(self, call: Call) -> None:
         await call.reply(200, self._body, b"application/json", [])
+
+
+@cache
+def encoded_document() -> bytes:
+    return orjson.dumps(document())
 
 
 def document() -> Schema:
