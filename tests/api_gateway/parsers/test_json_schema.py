@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from functools import cache
 from typing import Any
 
 import pytest
@@ -163,9 +164,13 @@ def test_an_excluded_zero_beside_a_near_bound_is_kept_out() -> None:
         assert binding(left) == left
 
 
+@cache
+def matching(schema: str) -> LLMatcher:
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(schema))
+
+
 def accepts(schema: str, text: str) -> bool:
-    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(schema))
-    ids = list(text.encode())
+    matcher, ids = matching(schema).deep_copy(), list(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
