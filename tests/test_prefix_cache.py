@@ -197,24 +197,32 @@ def test_tenants_find_nothing_of_each_other(model: LoadedModel, expected: list[A
     assert num_cached(engine.ask(PROMPTS[1], tenant="a")) == [80]
 
 
+CHOSEN = [SHARED, SHARED + [1, 2, 3], SHARED[:33]]
+
+
+@pytest.fixture(scope="module")
+def alone(model: LoadedModel) -> list[Answer]:
+    """Three choices of each of these prompts, every one asked by itself."""
+    answers = [
+        Engine(model, has_cache=False).ask(prompt, first_choice=choice)[0]
+        for prompt in CHOSEN
+        for choice in range(3)
+    ]
+    assert answers[0].token_ids != answers[1].token_ids != answers[2].token_ids
+    return answers
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("has_cache", [False, True])
 @pytest.mark.parametrize("num_blocks", [10, 64])
 def test_choices_that_share_their_prompt_answer_as_alone(
-    model: LoadedModel, has_cache: bool, num_blocks: int, depth: int
+    model: LoadedModel, alone: list[Answer], has_cache: bool, num_blocks: int, depth: int
 ) -> None:
     """A fork starts from copied pages; its answer is that of a request for that choice alone."""
-    prompts = [SHARED, SHARED + [1, 2, 3], SHARED[:33]]
-    alone = [
-        Engine(model, has_cache=False).ask(prompt, first_choice=choice)[0]
-        for prompt in prompts
-        for choice in range(3)
-    ]
-    assert alone[0].token_ids != alone[1].token_ids != alone[2].token_ids
     engine = Engine(model, num_blocks=num_blocks, has_cache=has_cache, depth=depth)
-    assert same(engine.ask(*prompts, n=3), alone)
+    assert same(engine.ask(*CHOSEN, n=3), alone)
     if num_blocks == 64 and not has_cache:
-        computed = sum(map(len, prompts)) + 2 * len(prompts)
+        computed = sum(map(len, CHOSEN)) + 2 * len(CHOSEN)
         assert engine.scheduler.tally.num_prefill_tokens == computed
 
 
@@ -254,9 +262,10 @@ def test_slots_share_what_is_common_to_the_token(
 
 
 @pytest.mark.parametrize("layout", ["slot", "static"])
-def test_choices_answer_as_alone_in_every_layout(model: LoadedModel, layout: str) -> None:
-    alone = [Engine(model).ask(SHARED, first_choice=choice)[0] for choice in range(3)]
-    assert same(Engine(replace(model, layout=layout), depth=2).ask(SHARED, n=3), alone)
+def test_choices_answer_as_alone_in_every_layout(
+    model: LoadedModel, alone: list[Answer], layout: str
+) -> None:
+    assert same(Engine(replace(model, layout=layout), depth=2).ask(SHARED, n=3), alone[:3])
 
 
 def test_a_shifted_context_answers_alike_in_every_layout(model: LoadedModel) -> None:
