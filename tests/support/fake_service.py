@@ -1,4 +1,7 @@
-"""A tier for tests of the runner: answers on its ports, tells its environment, dies on request."""
+"""A tier for tests of the runner: answers on its ports, tells its environment, dies on request.
+
+It imports little, as every test starts several: `http.server` takes longer than Python's own start.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,35 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 SETTINGS = {key: value for key, value in os.environ.items() if key.startswith("FAKE_")}
 
 
-class Door(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        gate = SETTINGS.get("FAKE_GATE")
-        shut = self.path == "/ready" and gate and not Path(gate).exists()
-        engines = [{"fingerprint": SETTINGS.get("FAKE_FINGERPRINT", "")}]
-        told = {"pid": os.getpid(), "reasons": ["the gate is shut"], "engines": engines}
-        body = json.dumps({**SETTINGS, **told})
-        self.send_response(503 if shut else 200)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def serve(port: socket.socket) -> None:
+    while True:
+        connection, _ = port.accept()
+        with connection:
+            connection.settimeout(5)
+            try:
+                answer(connection)
+            except OSError:
+                pass  # who asked has left, or says nothing
 
 
-class SharedPort(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        super().server_bind()
+def answer(connection: socket.socket) -> None:
+    request = b""
+    while b"\r\n\r\n" not in request:
+        if not (part := connection.recv(2**16)):
+            return
+        request += part
+    gate = SETTINGS.get("FAKE_GATE")
+    shut = request.startswith(b"GET /ready ") and gate and not os.path.exists(gate)
+    engines = [{"fingerprint": SETTINGS.get("FAKE_FINGERPRINT", "")}]
+    told = {"pid": os.getpid(), "reasons": ["the gate is shut"], "engines": engines}
+    status = "503 Service Unavailable" if shut else "200 OK"
+    connection.sendall(f"HTTP/1.0 {status}\r\n\r\n{json.dumps({**SETTINGS, **told})}".encode())
 
 
 def stop(*_: object) -> None:
@@ -52,10 +54,11 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, stop)
     if SETTINGS.get("FAKE_GRANDCHILD"):  # in a session of its own: no group signal reaches it
-        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        os.posix_spawnp("sleep", ["sleep", "1000"], os.environ, setsid=True)
     for key in ("FAKE_PORT", "FAKE_METRICS_PORT"):
-        server = SharedPort((SETTINGS["FAKE_HOST"], int(SETTINGS[key])), Door)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = (SETTINGS["FAKE_HOST"], int(SETTINGS[key]))
+        port = socket.create_server(address, reuse_port=True)
+        threading.Thread(target=serve, args=[port], daemon=True).start()
     sys.stdout.write(f"fake: listening, pid {os.getpid()}\n")
     sys.stdout.flush()
     signal.pause()
