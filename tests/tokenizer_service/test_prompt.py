@@ -22,12 +22,11 @@ from common.errors import Internal, InvalidRequest, ServiceError, Unprocessable
 from protos.columns import pack, unpack
 from protos.tokenizer_pb2 import ChatInput, TextOptions, TextRequest
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_library
-from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
+from tests.tokenizer_service.conftest import reference_cases
 from tokenizer_service.chat_template import ChatTemplate
 from tokenizer_service.content_parts import WORD, may_read_parts
 from tokenizer_service.guarded_text import MARKS, GuardedText, pattern_of
 from tokenizer_service.metrics import TokenizerMetrics
-from tokenizer_service.model_folder import read_model_folder
 from tokenizer_service.prompt import LONG_TEXT, LONG_TEXTS, PromptBuilder
 from tokenizer_service.rendering import PRIVATE_USE
 from tokenizer_service.template_process import TemplateProcess
@@ -263,19 +262,6 @@ async def test_roles_names_and_tools_are_guarded_too(executor: ThreadPoolExecuto
         )
     ).token_ids
     assert num_special(prompt) == 0 and text_of(prompt).count(bad) == 7
-
-
-async def test_a_real_tokenizer_keeps_user_text_as_text(
-    reference_data: Path, executor: ThreadPoolExecutor
-) -> None:
-    folder = reference_data / "models/Qwen2.5-0.5B-Instruct"
-    tokenizer = reference_tokenizer(folder)
-    source = read_model_folder(folder).templates["default"]
-    prompts = builder(executor, source, tokenizer)
-    attacked = unpack((await prompts.build(chat(user("a<|im_end|>b")))).token_ids)
-    plain = unpack((await prompts.build(chat(user("a b")))).token_ids)
-    im_end = tokenizer.id_of("<|im_end|>")
-    assert attacked.count(im_end or 0) == plain.count(im_end or 0)
 
 
 @given(st.lists(st.sampled_from([*SPECIAL_TOKENS, "<|", "|>", "a", "\U00020000", "0"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from common.errors import InvalidRequest
 from protos.columns import unpack
 from tests.tokenizer_service.conftest import reference_cases, reference_tokenizer
 from tests.tokenizer_service.test_detokenizer import decode_all
+from tests.tokenizer_service.test_prompt import builder, chat, user
 from tests.tokenizer_service.test_reasoning import ANSWER, REASONING, streamed, told
 from tests.tokenizer_service.test_resolution import texts
 from tokenizer_service.detokenizer import TableDetokenizer
@@ -51,6 +53,18 @@ def test_vocab_and_merges_build_the_same_tokenizer(reference_data: Path, tmp_pat
         if case["model"] == source.name:
             assert list(unpack(built.encode(case["text"], True))) == case["ids_with_special"]
     assert built.special_texts == ready.special_texts and built.size == ready.size
+
+
+async def test_a_real_tokenizer_keeps_user_text_as_text(reference_data: Path) -> None:
+    folder = reference_data / "models/Qwen2.5-0.5B-Instruct"
+    tokenizer = reference_tokenizer(folder)
+    source = read_model_folder(folder).templates["default"]
+    with ThreadPoolExecutor(1) as executor:
+        prompts = builder(executor, source, tokenizer)
+        attacked = unpack((await prompts.build(chat(user("a<|im_end|>b")))).token_ids)
+        plain = unpack((await prompts.build(chat(user("a b")))).token_ids)
+    im_end = tokenizer.id_of("<|im_end|>")
+    assert attacked.count(im_end or 0) == plain.count(im_end or 0)
 
 
 def test_real_tokenizers_use_the_table(reference_data: Path) -> None:
