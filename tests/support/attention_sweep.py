@@ -1,19 +1,17 @@
-"""Attention over a sweep of cases at the levels of one library, compared bit for bit.
+"""Attention over a sweep of cases at levels of libraries, compared bit for bit.
 
-`python -m tests.support.attention_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own, as for
-the linears.
+`python -m tests.support.attention_sweep LEVEL LIBRARY [LEVEL LIBRARY …]` in a process of its own,
+as for the linears.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
+from tests.support.linear_sweep import backends_of
 from tests.worker.kernels.test_attention_compiled import CASES, Case
-from worker.backends.cpu import CpuBackend
-from worker.kernels.library import Level, Library
 from worker.kernels.packed import Format
 
 SPANS = ((0, 70), (129, 130), (90, 99), (127, 129), (200, 260))
@@ -26,10 +24,9 @@ MORE = (
 )
 
 
-def main(path: str, *names: str) -> None:
+def main(*words: str) -> None:
     """Print ok, or raise AssertionError that names the case."""
-    library = Library(Path(path))
-    backends = [CpuBackend(library, Level[name], Format.F32, 2) for name in names]
+    backends = backends_of(words, Format.F32)
     for case in (*(one for one in CASES if one.form == "bf16"), *MORE):
         first, *others = (case.run(ops) for ops in backends)
         for found in others:

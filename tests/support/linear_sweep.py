@@ -1,13 +1,15 @@
-"""Linears over a sweep of shapes at the levels of one library, compared bit for bit.
+"""Linears over a sweep of shapes at levels of libraries, compared bit for bit.
 
-`python -m tests.support.linear_sweep LIBRARY LEVEL [LEVEL …]` in a process of its own: what goes
-wrong inside the library ends the process and not the tests. Even numbers of outputs are gated, too.
+`python -m tests.support.linear_sweep LEVEL LIBRARY [LEVEL LIBRARY …]` in a process of its own: what
+goes wrong inside a library ends the process and not the tests. Even numbers of outputs are gated,
+too.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +36,13 @@ inputs (of few rows too) or of rows, more panels than a thread takes at a time, 
 panels and others."""
 
 
-def main(path: str, *names: str) -> None:
+def main(*words: str) -> None:
     """Print ok, or raise AssertionError that names the case."""
-    library = Library(Path(path))
     rng = np.random.default_rng(0)
     for form, (inputs, outputs) in itertools.product(Format, SHAPES):
         weight = rng.standard_normal((outputs, inputs), np.float32)
         bias = rng.standard_normal(outputs, np.float32)
-        backends = [CpuBackend(library, Level[name], form, 2) for name in names]
+        backends = backends_of(words, form)
         packed = [ops.pack_linear([weight], [bias]) for ops in backends]
         for rows in SHAPES[inputs, outputs]:
             x = rng.standard_normal((rows, inputs), np.float32)
@@ -52,6 +53,12 @@ def main(path: str, *names: str) -> None:
                     case = (form.name, rows, inputs, outputs, gates)
                     assert np.array_equal(result, results[0]), case
     sys.stdout.write("ok\n")
+
+
+def backends_of(words: Sequence[str], form: Format) -> list[CpuBackend]:
+    """Return one for each LEVEL and LIBRARY."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [CpuBackend(Library(Path(path)), Level[name], form, 2) for name, path in pairs]
 
 
 def linear(ops: CpuBackend, packed: PackedWeight, x: Floats, *, gates: bool) -> Floats:

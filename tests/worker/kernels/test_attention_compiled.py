@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,7 +12,7 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.operators import backend, batch_of, compute, given, levels, library
+from tests.support.operators import backend, batch_of, compute, given, levels
 from tests.support.pages import laid
 from tests.worker.kernels.test_operators_compiled import floats, kept
 from worker.backends.cpu import CpuBackend, StepInputs
@@ -230,14 +227,6 @@ def test_what_one_thread_takes_from_another_is_computed_like_its_own(
     for got in islice(case.runs(backend(num_threads=threads)), 60):
         for b in range(len(case.spans)):
             assert np.array_equal(got[b], expected[b])
-
-
-def test_a_small_stack_is_enough() -> None:
-    """Threads have what `ulimit -s` says; a worker would end without a word."""
-    sweep = [sys.executable, "-m", "tests.support.attention_sweep", str(library().path)]
-    small = "ulimit -s 1024 && exec " + shlex.join([*sweep, *(one.name for one in levels())])
-    done = subprocess.run(["bash", "-c", small], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
 
 
 def test_what_it_refuses() -> None:

@@ -5,6 +5,7 @@ The levels that this machine has go through the same sweeps.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,20 +19,27 @@ from worker.kernels.library import default_cache_dir
 EMULATED = ("-DMILLRACE_EMULATE_TILES", "-O0")
 
 
+def sweep(operator: str, *words: str) -> None:
+    """Compare levels of libraries, which are given as level and path by turns.
+
+    On a small stack: threads have what `ulimit -s` says, and a worker would end without a word.
+    """
+    command = shlex.join([sys.executable, "-m", f"tests.support.{operator}_sweep", *words])
+    small = ["bash", "-c", f"ulimit -s 1024 && exec {command}"]
+    done = subprocess.run(small, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
+
+
 @pytest.mark.parametrize("operator", ["linear", "attention"])
 def test_the_kernels_on_emulated_tiles_give_the_bits_of_the_other_levels(operator: str) -> None:
-    library = compile_library(default_cache_dir() / "tests", flags=EMULATED)
-    sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library)]
-    done = subprocess.run([*sweep, "PORTABLE", "AMX"], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
+    emulated = compile_library(default_cache_dir() / "tests", flags=EMULATED)
+    sweep(operator, "PORTABLE", str(library().path), "AMX", str(emulated))
 
 
 @pytest.mark.parametrize("operator", ["linear", "attention"])
 def test_so_do_all_levels_of_this_machine(operator: str) -> None:
-    sweep = [sys.executable, "-m", f"tests.support.{operator}_sweep", str(library().path)]
-    names = [level.name for level in levels()]
-    done = subprocess.run([*sweep, *names], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("ok\n", "", 0)
+    path = str(library().path)
+    sweep(operator, *(word for level in levels() for word in (level.name, path)))
 
 
 @pytest.mark.slow
