@@ -7,10 +7,12 @@ emulator sees (a deadlock, lanes that part, a copy nobody waited for) raises Emu
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +41,33 @@ def exports(wanted: Iterable[Instance], kernels: Path = KERNELS) -> str:
 
 def build(source: str, folder: Path, kernels: Path = KERNELS) -> Path:
     """Compile a source file to a library; the same sources are compiled once."""
-    parts = [source.encode(), " ".join(FLAGS).encode()]
-    sources = [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp", *sorted(kernels.glob("*.cu*"))]
-    parts += [path.read_bytes() for path in sources]
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    name = digest(source, FLAGS, sorted(kernels.glob("*.cu*")))
     library = folder / f"{name}.so"
-    if not library.exists():
-        unit = folder / f"{name}.cpp"
-        unit.write_text(source)
-        compile_unit(unit, library, *FLAGS, "-shared")
+    with alone(library):
+        if not library.exists():
+            unit = folder / f"{name}.cpp"
+            unit.write_text(source)
+            compile_unit(unit, library, *FLAGS, "-shared")
     return library
 
 
-def compile_unit(unit: Path, target: Path, *flags: str, runtime_flags: Iterable[str] = ()) -> None:
+def digest(source: str, flags: Iterable[str], files: Iterable[Path] = ()) -> str:
+    """Return a name for what comes of `source`, `files`, the emulator's own files and `flags`."""
+    parts = [source.encode(), " ".join(flags).encode()]
+    own = [*sorted(HERE.glob("*.h")), HERE / "runtime.cpp"]
+    parts += [path.read_bytes() for path in (*own, *files)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Keep other processes that run tests beside this one from making `target` meanwhile."""
+    with open(f"{target}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def compile_unit(unit: Path, target: Path, *flags: str) -> None:
     """Compile `unit` with the emulator before it, and link it with the runtime.
 
     The runtime is compiled without sanitizers, whatever `flags` say.
@@ -59,9 +75,18 @@ def compile_unit(unit: Path, target: Path, *flags: str, runtime_flags: Iterable[
     header = ("-include", str(HERE / "cuda_emulator.h"))
     plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-shared"))]
     run("g++", *flags, *header, "-c", str(unit), "-o", f"{unit}.o")
-    run("g++", *plain, "-c", str(HERE / "runtime.cpp"), "-o", f"{unit}.runtime.o")
-    run("g++", *flags, f"{unit}.o", f"{unit}.runtime.o", "-o", f"{target}.new")
+    run("g++", *flags, f"{unit}.o", str(runtime(unit.parent, plain)), "-o", f"{target}.new")
     Path(f"{target}.new").rename(target)
+
+
+def runtime(folder: Path, flags: list[str]) -> Path:
+    """Compile what every library is linked with, once a folder."""
+    made = folder / f"runtime-{digest('', flags)}.o"
+    with alone(made):
+        if not made.exists():
+            run("g++", *flags, "-c", str(HERE / "runtime.cpp"), "-o", f"{made}.new")
+            Path(f"{made}.new").rename(made)
+    return made
 
 
 def run(*command: str) -> None:
