@@ -76,7 +76,7 @@ def test_the_next_life_is_offered_what_the_first_was(
     """CuPy's pool gives nothing back by itself, and a piece that was cut not before all of it."""
     folder = write_folder(tmp_path / "model", **SIZES)
     device, _ = made(total_bytes=24 << 20)
-    loaded = load_model(folder, "cuda", "bfloat16", max_ubatch_tokens=24, gpu=device)
+    loaded = load_model(folder, "cuda", "bfloat16", max_ubatch_tokens=8, gpu=device)
     offers = []
     for _ in range(2):
         offers.append(loaded.kv_cache_bytes(None))
