@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api_gateway.parsers.calls import Offer
@@ -92,6 +92,7 @@ SCENES: list[tuple[str, str, list[tuple[str, bool]]]] = [
 
 
 @pytest.mark.parametrize(("tool_format", "lead", "parts"), SCENES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_rows_are_of_the_tokens_that_begin_in_the_text(
     tool_format: str, lead: str, parts: list[tuple[str, bool]], data: st.DataObject
