@@ -136,4 +136,4 @@ size: ## lines of Python that run in production
 	@git ls-files 'common/*.py' 'api_gateway/*.py' 'tokenizer_service/*.py' 'engine_core/*.py' 'worker/*.py' 'millrace/*.py' 'protos/*.py' | grep -v _pb2 | xargs cat | wc -l
 
 clean: down ## stop the stack, remove the virtual environments, caches, logs and what was built
-	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .millrace dist worker/kernels/packaged.*
+	rm -rf $(VENV) $(VENV)-protos build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .millrace dist worker/kernels/packaged.* worker/kernels/tmp*
